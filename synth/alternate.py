@@ -32,7 +32,7 @@ from shardwright.synth.memory.within import FAR_DEARER, hopeless, judged, next_t
 from shardwright.synth.programs.judge import Look, shortage
 from shardwright.synth.segments import SEVERAL, WORTH, Segmented
 from shardwright.synth.shares.bounds import ENOUGH, Certificate
-from shardwright.synth.shares.turns import Candidate, Found, Turns
+from shardwright.synth.shares.turns import Billed, Candidate, Found, Turns
 from shardwright.synth.space.factors import Use
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
@@ -150,7 +150,7 @@ def within_memory(
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
     several: tuple[Segmented, float] | None = None
-    others: list[tuple[Program, tuple[float, ...], list[Item]]] = []
+    others: list[Billed] = []
     if within is not None and pool is not None:
         others = pool.below(best.cost_s * (1 - WORTH), found.ratios)
     elif free.pool is not None and best.fits and not dearer:

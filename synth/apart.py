@@ -11,15 +11,15 @@ from itertools import islice
 
 import numpy as np
 
-from shardwright.cost.bill import Item, charges
-from shardwright.ir.program import Program, own_ratios
+from shardwright.cost.bill import charges
+from shardwright.ir.program import own_ratios
 from shardwright.synth.memory.budgets import SCALES, Renting
 from shardwright.synth.memory.rented import rented
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.segments import FEARED, WORTH, Fear, Segmented, segmented
-from shardwright.synth.shares.turns import Candidate, Found, Turns
+from shardwright.synth.shares.turns import Billed, Candidate, Found, Turns
 
 #: Part of the cost that one program with several should save over another.
 _BETTER = 1e-3
@@ -33,7 +33,7 @@ def apart(
     best: Candidate,
     free: Found,
     renting: Callable[[], Renting],
-    others: Iterable[tuple[Program, tuple[float, ...], Sequence[Item]]] = (),
+    others: Iterable[Billed] = (),
     *,
     larger: bool = False,
     rival_s: float = np.inf,
@@ -49,7 +49,7 @@ def apart(
         best: what it found with one vector of ratios.
         free: what it found if memory were no limit.
         renting: makes programs smaller.
-        others: programs that are tried as well, with ratios to start from, and bills.
+        others: programs that are tried as well, with ratios to start from.
         larger: whether programs that rents find whatever the memory are tried there, too.
         rival_s: what a plan that fits costs already: of these, none that is dearer is looked at.
 
@@ -63,22 +63,22 @@ def apart(
     found: Segmented | None = None
     fear = Fear(len(model.counts))
 
-    def consider(
-        program: Program, ratios: tuple[float, ...], items: Sequence[Item], feared: Fear | None = None
-    ) -> bool:
+    def consider(each: Billed | Candidate, feared: Fear | None = None) -> bool:
         nonlocal found
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
         less = WORTH if found is None else _BETTER
         worth_s = cost_s * (1 - less) if fits else np.inf
         worth_s = worth_s if feared is None else min(worth_s, rival_s)
         with turns.timer.ratios():
-            here = segmented(
-                graph, model, judge, program, ratios, items, short=short, worth_s=worth_s, feared=feared
-            )
+            here = segmented(graph, model, judge, each, short=short, worth_s=worth_s, feared=feared)
         if here is None or not here.fits or here.cost_s >= worth_s:
             return False
         found = here
         return True
+
+    def billed(solution: Solution, prices: Prices, ratios: tuple[float, ...]) -> Billed:
+        program = emit(turns.space, solution.assignment, prices, turns.extra)
+        return Billed(program, ratios, charges(program, graph, model), judge.footprint(program))
 
     def search(prices: Prices, rent_s: float) -> Solution:
         with turns.timer.search():
@@ -86,14 +86,14 @@ def apart(
                 return renting().solve(prices, free.ratios, rent_s, stop)
             return turns.solver.solve(prices, stop=stop)
 
-    consider(best.program, best.ratios, best.items)
-    for program, ratios, items in others:
+    consider(best)
+    for each in others:
         if not stop():
-            consider(program, ratios, items)
+            consider(each)
     for each in rented(turns, free, renting()) if short and larger else ():
         if found is not None and found.cost_s <= free.cost_s * (1 + _BETTER):
             break  # memory makes that one no dearer
-        consider(each.program, each.ratios, each.items, fear)
+        consider(each, fear)
     rents: Sequence[float] = (0.0,)
     if short:
         unit, near = best.cost_s / float(judge.limits[model.class_of].sum()), renting().helped
@@ -101,8 +101,7 @@ def apart(
         for rent_s in () if larger else rents:
             if not stop():
                 prices = Prices.at(turns.listed, free.ratios)
-                program = emit(turns.space, search(prices, rent_s).assignment, prices, turns.extra)
-                if consider(program, free.ratios, charges(program, graph, model)):
+                if consider(billed(search(prices, rent_s), prices, free.ratios)):
                     rents = (rent_s,)
     least_s = 0.0
     while found is not None:
@@ -110,8 +109,7 @@ def apart(
         solution = search(prices, 0.0)
         least_s = solution.bound_s
         smaller = search(prices, rents[0]) if short else solution
-        program = emit(turns.space, smaller.assignment, prices, turns.extra)
-        if stop() or not consider(program, found.ratios, charges(program, graph, model)):
+        if stop() or not consider(billed(smaller, prices, found.ratios)):
             break
     return None if found is None else (found, least_s)
 
@@ -135,11 +133,9 @@ def at_no_cost(
     if judge.roomy or len(model.counts) == 1 or taken > FEARED * float(judge.limits[model.class_of].sum()):
         return None
     fear, worth_s = Fear(len(model.counts)), free.cost_s * (1 + _BETTER)
-    for program, ratios, items in islice(rented(turns, free, renting), _AT_NO_COST):
+    for each in islice(rented(turns, free, renting), _AT_NO_COST):
         with turns.timer.ratios():
-            here = segmented(
-                graph, model, judge, program, ratios, items, short=True, worth_s=worth_s, feared=fear
-            )
+            here = segmented(graph, model, judge, each, short=True, worth_s=worth_s, feared=fear)
         if here is not None and here.fits:
             with turns.timer.search():
                 return here, turns.solver.solve(_prices_at(turns, here), stop=turns.stop).bound_s

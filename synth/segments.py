@@ -23,7 +23,7 @@ from functools import cached_property
 import numpy as np
 
 from shardwright.cost.bill import Item, Shares, Tally, charges
-from shardwright.cost.memory.liveness import Footprints, Peaks, footprints
+from shardwright.cost.memory.liveness import Footprint, Footprints, Peaks, footprints
 from shardwright.cost.model import CostModel
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph
@@ -34,6 +34,7 @@ from shardwright.ir.ties import Stretches, cut_by, stretches
 from shardwright.synth.programs.judge import Judge
 from shardwright.synth.shares.ratios import SeveralSolution, solve_several
 from shardwright.synth.shares.rounding import round_ratios
+from shardwright.synth.shares.turns import Billed, Candidate
 
 #: Part of the cost that ratios of their own have to save: programs with several are searched less well.
 WORTH = 0.02
@@ -127,9 +128,7 @@ def segmented(
     graph: Graph,
     model: CostModel,
     judge: Judge,
-    program: Program,
-    ratios: tuple[float, ...],
-    items: Sequence[Item],
+    start: Billed | Candidate,
     *,
     short: bool,
     worth_s: float,
@@ -141,16 +140,15 @@ def segmented(
         graph: the step.
         model: prices.
         judge: of what fits.
-        program: cut by the plan's ratios alone, on one mesh axis.
-        ratios: share of every device.
-        items: the program's bill.
+        start: the program, cut by the plan's ratios alone, on one mesh axis.
         short: whether memory is short: then all kinds get their own.
         worth_s: what a program must cost less than.
         feared: for how much too large the model may take the program, until a look at it.
     """
     budgets = judge.budgets if feared is None else judge.limits * feared.times
-    if len(model.counts) == 1 or _too_large(program, model, judge, budgets):
+    if len(model.counts) == 1 or _too_large(start.memory, model, judge, budgets):
         return None
+    program, ratios, items = start.program, start.ratios, start.items
     found = stretches(program, graph)
     kinds = kinds_of(found, program, graph, items)
     parts = _parts(found, kinds, program, graph, items)
@@ -177,17 +175,14 @@ def segmented(
     return best
 
 
-def _too_large(program: Program, model: CostModel, judge: Judge, budgets: Floats) -> bool:
+def _too_large(memory: Footprint, model: CostModel, judge: Judge, budgets: Floats) -> bool:
     """Whether all devices together take more than their budgets, whatever ratios they have.
 
     Shares of all devices sum to one, for every kind of stretches: at any moment a tensor that is cut takes
     its bytes once, and one that is not, on every device.
     """
-    if judge.roomy:
-        return False
-    memory = judge.footprint(program)
     together = float((memory.fixed * model.counts.sum() + memory.shared).max())
-    return together > float(budgets @ model.counts) * (1 + 1e-6)
+    return not judge.roomy and together > float(budgets @ model.counts) * (1 + 1e-6)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from shardwright.synth.memory.joined import joined
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.shares.turns import Candidate, Found, Turns, starts
+from shardwright.synth.shares.turns import Billed, Candidate, Found, Turns, starts
 
 #: Steps of no more choices are small.
 FEW_CHOICES = 40
@@ -193,10 +193,8 @@ class Pool:
                 heapq.heappush(queue, (float(member.seconds[at]), next(number), member, at))
         return None
 
-    def below(
-        self, cost_s: float, ratios: tuple[float, ...]
-    ) -> list[tuple[Program, tuple[float, ...], list[Item]]]:
-        """Programs that cost less at some ratios, and their bills; in leaner orders if they are known.
+    def below(self, cost_s: float, ratios: tuple[float, ...]) -> list[Billed]:
+        """Programs that cost less at some ratios; in leaner orders if they are known.
 
         Of those that cost the same everywhere, the one that takes least by the model.
         """
@@ -208,7 +206,7 @@ class Pool:
                 known = least.get(key := each.seconds.tobytes())
                 if known is None or taken < known[0]:
                     least[key] = taken, each
-        return [(each.program, ratios, each.items) for _, each in least.values()]
+        return [Billed(each.program, ratios, each.items, each.memory) for _, each in least.values()]
 
     def tighter(self, look: Callable[[Candidate], None]) -> None:
         """Look at the cheapest within less memory: the next power of `_STEP` of what the best needs.

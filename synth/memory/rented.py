@@ -11,31 +11,22 @@ cheaper plan there (but for rounding, and for what looks at a program correct). 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.cost.bill import Item, charges
+from shardwright.cost.bill import charges
 from shardwright.ir.program import Program
 from shardwright.synth.memory.budgets import Renting
 from shardwright.synth.memory.sparing import Sparing
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
-from shardwright.synth.shares.turns import Found, Turns, starts
+from shardwright.synth.shares.turns import Billed, Found, Turns, starts
 
 #: Rents, as multiples of what the best program costs over the bytes that it takes on all devices.
 _RENTS = tuple(2.0**k for k in (-8, -2, 0, 3))
 
 
-class Rented(NamedTuple):
-    """A program, the ratios that it was found at, and its bill."""
-
-    program: Program
-    ratios: tuple[float, ...]
-    items: list[Item]
-
-
-def rented(turns: Turns, free: Found, renting: Renting) -> Iterator[Rented]:
+def rented(turns: Turns, free: Found, renting: Renting) -> Iterator[Billed]:
     """The programs, each as it is asked for; see the module's docstring.
 
     Args:
@@ -64,4 +55,4 @@ def rented(turns: Turns, free: Found, renting: Renting) -> Iterator[Rented]:
                 sparing = Sparing(program, graph)
                 counts = dict.fromkeys([0, len(sparing.gathers)]) if sparing.possible else ()
                 for each in [sparing.again(count) for count in counts] or [program]:
-                    yield Rented(each, ratios, charges(each, graph, model))
+                    yield Billed(each, ratios, charges(each, graph, model), turns.judge.footprint(each))

@@ -219,6 +219,16 @@ class Candidate:
         return self.cost_s < other.cost_s * (1 - 1e-9)
 
 
+@dataclass(frozen=True, slots=True)
+class Billed:
+    """A program, the ratios that it was found at, its bill and its footprint by the model."""
+
+    program: Program
+    ratios: tuple[float, ...]
+    items: Sequence[Item]
+    memory: Footprint
+
+
 def candidate(
     turns: Turns,
     program: Program,

@@ -72,11 +72,11 @@ def check_moves() -> None:
         # How a dtype travels, and where units end, does not depend on the number of devices.
         plain = case.tensor.dtype in DTYPES[:2] and ":" not in f"{case.move.pre}{case.move.post}"
         # Strategies in turn are at other ratios, of which one will do for all that are lowered alike.
-        alike = case.move.kind, case.move.pre, case.move.post, case.move.root is None, case.tensor, lowering
-        enough = not every and tried[alike] > 1 + (case.move.root is not None)
+        lowered = case.move.kind, case.move.pre, case.move.post, case.move.root is None, case.tensor, lowering
+        enough = not every and tried[lowered] > 1 + (case.move.root is not None)
         if once not in seen and not enough and (plain or (DEVICES == 4 and case.ratios == ratio_sets(4)[0])):
             seen.add(once)
-            tried[alike] += 1
+            tried[lowered] += 1
             by_ratios[case.ratios].append(case)
     limits = moves.SLOT_BYTES, moves.SLOT_GAIN
     for ratios, alike in by_ratios.items():

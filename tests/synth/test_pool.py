@@ -22,6 +22,7 @@ from shardwright.ir.program import Program
 from shardwright.ir.trace import trace
 from shardwright.synth.freely import freely
 from shardwright.synth.memory import dealt as dealing
+from shardwright.synth.memory import pool
 from shardwright.synth.memory.dealt import Dealt, worth_dealing
 from shardwright.synth.memory.pool import Pool
 from shardwright.synth.space.space import Space
@@ -81,6 +82,35 @@ def test_few_looks_say_how_large_a_share_each_device_has_room_for() -> None:
     assert found[0].cost_s == pytest.approx(least, rel=1e-3)
     # One ratio after the other they are 1,120.
     assert len(looks) < 600
+
+
+def test_what_looks_say_of_the_model_goes_for_programs_that_nobody_looks_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is right about all: of what it has for too large, eight looks are enough."""
+    step, args = GRAPHS["descent"]
+    graph = trace(step, *args).graph
+    taken = max(taken_with_room(graph))
+
+    def found_at(part: float) -> tuple[float, int]:
+        """What the cheapest that fits costs, and looks at programs until it is found."""
+        looks: list[Program] = []
+
+        def look(program: Program, ratios: Any) -> tuple[int, ...]:
+            looks.append(program)
+            return tuple(int(b) for b in footprint(program, graph).peak(np.asarray(ratios)))
+
+        made = pool_of(graph, limited((part * taken,) * 2), look)
+        assert made is not None
+        found = made.cheapest()
+        return math.inf if found is None else found[0].cost_s, len(looks)
+
+    parts = 0.8, 0.5
+    learned = [found_at(part) for part in parts]
+    monkeypatch.setattr(pool, "_LEARNED", math.inf)
+    every = [found_at(part) for part in parts]
+    assert [cost_s for cost_s, _ in learned] == [cost_s for cost_s, _ in every]
+    assert sum(looks for _, looks in learned) < sum(looks for _, looks in every)
 
 
 @pytest.mark.parametrize(("units", "speeds"), [(7, (3.0, 1.0)), (5, (2.0, 2.0, 1.0)), (4, (3.0, 2.0, 1.0))])

@@ -19,9 +19,10 @@ from shardwright.synth import segments
 from shardwright.synth.apart import apart
 from shardwright.synth.freely import freely
 from shardwright.synth.memory.budgets import Limits
-from shardwright.synth.memory.rented import Rented, rented
+from shardwright.synth.memory.rented import rented
 from shardwright.synth.programs.judge import Judge
 from shardwright.synth.segments import Fear, Segmented
+from shardwright.synth.shares.turns import Billed
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -33,7 +34,7 @@ def test_the_list_does_not_depend_on_the_memory_and_reaches_from_cheap_to_small(
     graph = trace(function, *args).graph
     space = Space(graph)
 
-    def listed(memory: str) -> tuple[list[Rented], float]:
+    def listed(memory: str) -> tuple[list[Billed], float]:
         model = CostModel(fleet(SPEEDS, memory=memory))
         free = freely(graph, space, model, Timer())
         return list(rented(free.turns, free.found, free.renting(Limits.of(model)))), free.found.cost_s
@@ -70,7 +71,8 @@ def test_once_memory_makes_a_plan_no_dearer_no_further_programs_are_tried(
             if not feared:
                 return None
             costs.append(free.found.cost_s * (1 + dearer) * 0.998 ** len(costs))
-            return Segmented(given[3], given[4], costs[-1], (), Peaks((0, 0, 0)), fits=True)
+            start = given[3]
+            return Segmented(start.program, start.ratios, costs[-1], (), Peaks((0, 0, 0)), fits=True)
 
         monkeypatch.setattr("shardwright.synth.apart.segmented", costing)
         renting = free.renting(Limits.of(model))
@@ -99,9 +101,9 @@ def test_what_is_too_dear_once_its_ratios_are_rounded_is_not_looked_at(
     judge = free.turns.judge
     some = [*rented(free.turns, free.found, free.renting(Limits.of(model)))]
 
-    def cut_apart(each: Rented, worth_s: float) -> Segmented | None:
+    def cut_apart(each: Billed, worth_s: float) -> Segmented | None:
         looks.clear()
-        given = (graph, model, judge, each.program, each.ratios, each.items)
+        given = graph, model, judge, each
         return segments.segmented(*given, short=True, worth_s=worth_s, feared=Fear(len(model.counts)))
 
     each, found = next((each, found) for each in some if (found := cut_apart(each, math.inf)) is not None)
@@ -109,7 +111,7 @@ def test_what_is_too_dear_once_its_ratios_are_rounded_is_not_looked_at(
     assert cut_apart(each, found.cost_s * (1 - 1e-9)) is None and not looks
 
 
-def watched(memory: str, times: float) -> tuple[list[Rented], Callable[[Rented, Fear], int], int]:
+def watched(memory: str, times: float) -> tuple[list[Billed], Callable[[Billed, Fear], int], int]:
     """Programs that rents find, how often one is looked at beside what is feared, and classes of devices.
 
     A program is worth `times` what the best costs without a limit of memory.
@@ -125,10 +127,10 @@ def watched(memory: str, times: float) -> tuple[list[Rented], Callable[[Rented, 
     model = CostModel(fleet(SPEEDS, memory=memory))
     free = freely(graph, Space(graph), model, Timer(), look=look)
 
-    def looked_at(each: Rented, fear: Fear) -> int:
+    def looked_at(each: Billed, fear: Fear) -> int:
         looks.clear()
         judge = Judge(graph, model, look)  # which has looked at nothing
-        given = (graph, model, judge, each.program, each.ratios, each.items)
+        given = graph, model, judge, each
         segments.segmented(*given, short=True, worth_s=free.found.cost_s * times, feared=fear)
         return len(looks)
 

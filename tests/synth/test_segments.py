@@ -19,7 +19,7 @@ from synth_cases import fleet, shape
 
 import shardwright
 from shardwright.backends.reference import ReferenceExecutable
-from shardwright.cost.bill import bill, charges, seconds
+from shardwright.cost.bill import bill, seconds
 from shardwright.cost.fleet import Fleet
 from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
@@ -168,15 +168,15 @@ def test_what_all_devices_together_have_no_room_for_is_given_no_ratios_of_its_ow
     for memory in range(100, 401, 20):
         model = CostModel(fleet((4, 1), memory=f"{memory} kB"))
         free = freely.freely(graph, space, model, Timer())
-        judge, ratios = free.turns.judge, free.best.ratios
+        judge = free.turns.judge
         for each in (free.best, *islice(rented(free.turns, free.found, free.renting(Limits.of(model))), 4)):
-            given = graph, model, judge, each.program, ratios, charges(each.program, graph, model)
+            given = graph, model, judge, each
 
             def best(given: Any = given) -> tuple[Any, ...] | None:
                 made = segments.segmented(*given, short=True, worth_s=math.inf)
                 return None if made is None else (made.program, made.ratios, made.cost_s)
 
-            said = segments._too_large(each.program, model, judge, judge.budgets)
+            said = segments._too_large(each.memory, model, judge, judge.budgets)
             large.add(said)
             with monkeypatch.context() as patch:
                 found = best()
