@@ -180,7 +180,7 @@ def spared(
     found: Candidate,
     seen: Peaks | None = None,
     *,
-    sure: bool = True,
+    feared: float = math.inf,
     most: float = HANDED_ON,
 ) -> tuple[Candidate, Peaks]:
     """The cheapest of these that fits as it will run, or else the smallest.
@@ -189,7 +189,7 @@ def spared(
         several: the program in the order of its equations.
         found: the program.
         seen: what a look said of it, if there was one.
-        sure: look at it, however far beyond the budgets the model has it.
+        feared: what the model has need more than so many times the memory is not looked at.
         most: up to this multiple of the memory it is also tried to hand on less, which takes longest.
     """
     turns, judge = several.turns, several.turns.judge
@@ -203,7 +203,8 @@ def spared(
         before = here.ratios
         with turns.timer.ratios():
             peaks = None if rounds else _unspared(several, here, found, seen)
-            peaks = peaks or judge.peaks(here.program, here.ratios, here.memory, sure=sure)
+            sure = feared == math.inf
+            peaks = peaks or judge.peaks(here.program, here.ratios, here.memory, sure=sure, feared=feared)
         over = judge.excess(peaks)
         here = replace(here, fits=over <= 1, over=over)
         alike = len(turns.model.types) == 1 and count >= several.most

@@ -10,7 +10,6 @@ from shardwright.cost.bill import charges
 from shardwright.cost.memory.liveness import Footprint, Peaks
 from shardwright.ir.graph import Graph
 from shardwright.ir.host import uses_host
-from shardwright.ir.program import Program
 from shardwright.ir.repeated import repeats
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.memory.budgets import SCALES, Renting
@@ -105,11 +104,12 @@ class _Judging:
         graph = turns.judge.graph
         #: One device runs a step as one compiled program, whatever its order, if nothing is done again.
         self._alone = len(limits) == 1 and not (repeats(graph) or uses_host(graph))
+        #: Briefly, what by the model needs more than so many times the memory is not looked at.
+        self._feared = (_FEARED if self._possible else 1.0) if briefly else math.inf
         #: Whether it fits with several ratios.
         self._cut = False
         self._fitting: tuple[Candidate, Peaks] | None = None
         self._fallen: tuple[Candidate, Peaks] | None = None
-        self._last: tuple[Program, InTurn | None] | None = None
 
     def search(self, best: Candidate) -> tuple[Candidate, Footprint | Peaks] | None:
         """See `judged`."""
@@ -160,9 +160,8 @@ class _Judging:
 
     def _look(self, best: Candidate) -> tuple[Candidate, Peaks]:
         """How much memory a program takes as it will run."""
-        never = self._briefly and not self._possible
         with self._turns.timer.ratios():
-            peaks = self._judge.peaks(best.program, best.ratios, best.memory, never=never)
+            peaks = self._judge.peaks(best.program, best.ratios, best.memory, feared=self._feared)
         over = self._judge.excess(peaks)
         best = replace(best, fits=over <= 1, over=over)
         if best.fits and (self._fitting is None or best.cost_s < self._fitting[0].cost_s):
@@ -215,7 +214,7 @@ class _Judging:
         several, seen = self._ordered(smaller), peaks if smaller is best else None
         if several is None:
             return best, peaks
-        small = spared(several, smaller, seen, sure=not self._briefly, most=self._handed_on)
+        small = spared(several, smaller, seen, feared=self._feared, most=self._handed_on)
         if small[0].fits:
             self._fitting = small
         elif small[0].over < best.over:
@@ -244,9 +243,10 @@ class _Judging:
 
     def _ordered(self, found: Candidate) -> InTurn | None:
         """See `ordered`; that of the last program is remembered."""
-        if self._last is None or self._last[0] is not found.program:
-            self._last = found.program, ordered(self._turns, found.program, found.ratios)
-        return self._last[1]
+        turns = self._turns
+        if turns.in_order is None or turns.in_order[0] is not found.program:
+            turns.in_order = found.program, ordered(turns, found.program, found.ratios)
+        return turns.in_order[1]
 
     def _least_lacking(self) -> tuple[Candidate, Peaks]:
         """Of what does not fit, what lacks least; looked at if somebody may see it."""
@@ -286,13 +286,13 @@ def overlooked(
     judge, learned = turns.judge, turns.judge.budgets
     if best.fits and best.cost_s <= free_s * (1 + ENOUGH):
         return best, memory
-    few, worth = 1 if briefly else _LOOKS, 1 - WORTH_A_LOOK
+    few, most, worth = *((1, _FEARED) if briefly else (_LOOKS, TOO_LARGE)), 1 - WORTH_A_LOOK
     off = 0.0  # how much larger than the model has it a program was that needs far too much
     cheaper = [each for each in turns.weighed if not best.fits or each.cost_s < best.cost_s * worth]
     distinct = {
         (each.program, each.ratios): each
         for each in cheaper
-        if judge.feared(each.memory, each.ratios) <= TOO_LARGE
+        if judge.feared(each.memory, each.ratios) <= most
     }
     for each in sorted(distinct.values(), key=lambda each: each.cost_s):
         if each.cost_s >= min(rival_s, best.cost_s if best.fits else math.inf) * (1 - 1e-9):

@@ -7,6 +7,7 @@ otherwise, the model's budgets are scaled by how much the two differ, and the se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -133,7 +134,7 @@ class Judge:
         memory: Footprint | Peaks,
         *,
         sure: bool = False,
-        never: bool = False,
+        feared: float = math.inf,
     ) -> Peaks:
         """Of a program as it will run; by the model where there is no other word, or none is needed.
 
@@ -142,10 +143,11 @@ class Judge:
             ratios: share of every device.
             memory: its footprint.
             sure: look at it, however far beyond the budgets the model has it.
-            never: no program fits, and nobody needs to know by how much to the byte.
+            feared: what by the model needs more than so many times the memory will not fit, and nobody needs
+                to know by how much to the byte.
         """
         told = Peaks(tuple(int(b) for b in memory.peak(np.asarray(ratios))))
-        if self.look is None or self.roomy or (never and self.excess(told) > 1):
+        if self.look is None or self.roomy or self.excess(told) > max(feared, 1.0):
             return told
         # The model may learn so low a budget that what it says would fit is far beyond that: then look.
         if not sure and self.over(memory, ratios) > _FAR and self.excess(told) > 1:

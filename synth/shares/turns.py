@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -98,6 +99,8 @@ class Turns:
     ) -> None:
         self.judge, self.extra, self._known = judge, extra, known or {}
         self.weighed: list[Candidate] = []
+        #: What was put in another order last, and the `InTurn` of `synth/memory/lean.py` that did, if any.
+        self.in_order: tuple[Program, Any] | None = None
         self.space, self.listed, self.timer, self.solver, self.stop = space, listed, timer, solver, stop
         self.model = listed.model
         self.expanded = self.searches = 0
