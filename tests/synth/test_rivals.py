@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -39,7 +40,10 @@ def step() -> tuple[Graph, Space, float]:
 
 def limited(nbytes: float) -> Fleet:
     """Three unlike devices with so much memory each."""
-    whole = fleet((4, 2, 1))
+    return with_memory(fleet((4, 2, 1)), nbytes)
+
+
+def with_memory(whole: Fleet, nbytes: float) -> Fleet:
     (node,) = whole.nodes
     kinds = tuple(replace(kind, memory_bytes=int(nbytes)) for kind in node.devices)
     return replace(whole, nodes=(replace(node, devices=kinds),))
@@ -131,3 +135,21 @@ def test_briefly_a_large_step_hands_on_less_only_where_it_nearly_fits(
     assert bool(tried) == briefly
     if not briefly:
         assert search.below(math.inf) is not None and tried
+
+
+@pytest.mark.parametrize("over", [1.45, 1.6])
+def test_briefly_what_the_model_has_need_far_too_much_is_not_looked_at(over: float) -> None:
+    graph, space, _ = step()
+    alike = fleet((2, 2))
+    most = max(peak_bytes(synthesize(graph, space, CostModel(alike), Timer()).program, graph, (0.5, 0.5)))
+    looked: list[Program] = []
+
+    def look(program: Program, ratios: Sequence[float]) -> tuple[int, ...]:
+        looked.append(program)
+        return (2 * int(most),) * 2
+
+    with mock.patch.object(freely, "FEW_CHOICES", 0):
+        search = Choosing(graph, space, with_memory(alike, most / over), Timer(), look=look)
+        assert search.below(math.inf, briefly=True) is not None and search.unfinished
+        assert bool(looked) == (over < 1.5)
+        assert search.below(math.inf) is not None and looked

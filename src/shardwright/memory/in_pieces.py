@@ -120,8 +120,7 @@ class InPieces:
         if self.impossible:
             self.crowded = most_alive(self.step.graph) / sum(ladder.limits), len(ladder.limits)
         self.last = cut is not None and cut.scarce(*self.crowded)
-        small = len(self.step.graph.equations) <= SMALL
-        if self.planner.thorough and not (small or ladder.every):
+        if self.planner.thorough and not (self._small or ladder.every):
             found = self.found = self.found or ladder.briefly(self.base)
             if found is not None and self._costs(min(self._elsewhere_s, _free_s(self.base, found))):
                 return noted(_compared(found, self.base), ladder.untried)
@@ -131,7 +130,7 @@ class InPieces:
                 # rival for what keeps less.
                 self._cut()
             self.found = better(self.found, ladder.freely(self._least_s))
-        if small or not self._costs(self._free_s):
+        if self._small or not self._costs(self._free_s):
             self._cut()
         return None
 
@@ -152,8 +151,12 @@ class InPieces:
     @property
     def _squeezed(self) -> list[Plan]:
         """Plans in numbers of pieces that may do where less is kept of each, see `_keep_less`."""
-        small = len(self.step.graph.equations) <= SMALL
-        return [] if self.cut is None or small else self.cut.squeezed
+        return [] if self.cut is None or self._small else self.cut.squeezed
+
+    @property
+    def _small(self) -> bool:
+        """Whether plans of the step take a moment each."""
+        return len(self.step.graph.equations) <= SMALL
 
     @property
     def _elsewhere_s(self) -> float:
@@ -185,6 +188,10 @@ class InPieces:
         if cut is not None:
             if self.last and self.found is None:
                 self.found = cut.briefly(self.rival_s, self.crowded, self.impossible)
+            done = self._as_many or ladder.every or ladder.mixed or self._small
+            if self.found is not None and cut.open and not done:
+                # Fewer pieces are searched around: what keeps less is a rival for that, and found sooner.
+                self.found = better(self.found, ladder.briefly(self.base, self._least_s))
             self.found = better(self.found, cut.within(self._least_s))
             self._keep_less()
         if self._as_many and not ladder.every:

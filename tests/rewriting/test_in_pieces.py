@@ -1,0 +1,76 @@
+"""In which order a step that does not fit is changed: what is quick comes first, as a rival for the rest."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import pytest
+from rewriting_cases import fleet, layered
+
+from shardwright import Plan
+from shardwright.api import synthesize_traced
+from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.trace import Traced, trace
+from shardwright.memory.in_pieces import InPieces
+from shardwright.memory.ladder import Ladder
+from shardwright.memory.microbatches import Pieces
+from shardwright.synth.stretches import RECOMPUTING
+
+
+class Squeezed:
+    """Four pieces fit at once, two after a search, one with less kept; they cost 3, 2 and 1.5 s."""
+
+    thorough = content = False
+
+    def __init__(self, plan: Plan) -> None:
+        self.made = plan
+        #: What was searched around, or keeps less, and beside which rival.
+        self.asked: list[tuple[str, float]] = []
+
+    def plan(
+        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
+    ) -> Plan | None:
+        changed = rewriting_of(traced)
+        pieces, less = changed.microbatches, bool(changed.recompute)
+        cost_s = {1: 1.5 if less else 1.0, 2: 2.0, 4: 3.0}.get(pieces, math.inf)
+        if less or not briefly:
+            self.asked.append(("less" if less else f"{pieces}", rival_s))
+        if cost_s >= rival_s or (pieces > 1 and less):
+            return None
+        fits = less or pieces == 4 or (pieces == 2 and not briefly)
+        return self.made.but(cost_s=cost_s, bound_s=1.0, free_s=1.0, fits=fits, rewriting=changed)
+
+    def unfinished(self, traced: Traced) -> bool:
+        return rewriting_of(traced).microbatches < 4
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        return {1: 1.9, 2: 1.2}.get(rewriting_of(traced).microbatches, 0.8), 2
+
+    def outgrown(self, traced: Traced) -> bool:
+        return False
+
+    def outside_s(self, traced: Traced, wanted_s: float) -> float:
+        return math.inf
+
+    def settled(self, plan: Plan) -> Plan:
+        return plan
+
+
+def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
+    monkeypatch.setattr(Ladder, "every", ())
+    step, args = layered(False, layers=6)
+    traced = trace(step, *args)
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = Squeezed(made)
+    known = traced, fleet(), cast(Any, planner), lambda: False
+    ladder = Ladder(traced, fleet(), RECOMPUTING, 1, *known[2:])
+    ladder.mixed = False
+    found = InPieces(ladder, Pieces(*known), math.inf).best()
+    assert found.cost_s == 1.5 and found.rewriting.recompute
+    names = [name for name, _ in planner.asked]
+    assert names.index("less") < names.index("2")
+    assert all(rival_s <= 1.5 for name, rival_s in planner.asked if name == "2")
