@@ -80,6 +80,6 @@ def compilers(graph: Graph, types: Sequence[DeviceType]) -> tuple[str, ...]:
 @per_graph
 def _multiplies_bfloat16(graph: Graph) -> bool:
     return any(
-        is_contraction(equation.primitive) and any(each.dtype == "bfloat16" for each in equation.input_types)
+        any(each.dtype == "bfloat16" for each in equation.input_types) and is_contraction(equation.primitive)
         for equation in graph.all_equations()
     )

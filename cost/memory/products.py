@@ -30,11 +30,11 @@ class Products(Maker):
         for node, inner, outer in zip(ins, contracted, batch, strict=True):
             rank = node.type.rank
             free = [d for d in range(rank) if d not in inner and d not in outer]
-            orders = (*outer, *free, *inner), (*outer, *inner, *free)
             # The library reads matrices either way.
-            well = self.compiler.thrifty and lies_well(node, orders)
-            order = tuple(range(rank)) if well else orders[len(operands)]
             if rank > 2 and not (len(inner) == len(free) == 1 and tuple(outer) == tuple(range(rank - 2))):
+                orders = (*outer, *free, *inner), (*outer, *inner, *free)
+                well = self.compiler.thrifty and lies_well(node, orders)
+                order = tuple(range(rank)) if well else orders[len(operands)]
                 moved = self._transposed(node, order, equation)
                 node = self._renamed(node, node.type, equation) if moved is node and not outer else moved
             operands.append(node)
