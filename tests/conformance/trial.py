@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import jax
 import numpy as np
 
-from shardwright.backends.local import evaluate, extents
+from shardwright.backends import local
 from shardwright.ir.collectives import combine, identity, split
 from shardwright.ir.graph import Equation, TensorType
 from shardwright.ir.placement import Partial, Placement, Shard
@@ -26,6 +27,10 @@ class Case:
     operands: tuple[Any, ...]
     results: tuple[np.ndarray, ...]
     exact: bool
+
+
+#: Asked for the same few tensors a million times.
+extents = cache(local.extents)
 
 
 def to_numpy(array: Any) -> np.ndarray:
@@ -95,7 +100,8 @@ class Trial:
         self.rng = np.random.default_rng(seed)
         self.operands: dict[tuple[int, Placement], list[Any]] = {}
         self.results: dict[Any, list[np.ndarray] | Exception] = {}
-        #: Results from operands that are not Partial, which another draw has too.
+        #: Whether it is another draw, which has the results from operands that are not Partial in common.
+        self.again = like is not None
         self.common = self.results if like is None else like.common
         op = registry().get(case.equation.primitive)
         # Only then does the local computation depend on where the result goes.
@@ -129,7 +135,7 @@ class Trial:
     def evaluate(self, signature: Signature, device: int) -> list[np.ndarray]:
         args = [self.local_operands(i, p)[device] for i, p in enumerate(signature.ins)]
 
-        found = evaluate(self.case.equation, signature, self.case.primitive, device, self.ratios, args)
+        found = local.evaluate(self.case.equation, signature, self.case.primitive, device, self.ratios, args)
         return [to_numpy(array) for array in found]
 
     def run(self, signature: Signature, device: int) -> list[np.ndarray]:
