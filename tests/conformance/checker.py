@@ -175,9 +175,8 @@ def _check_equation(same: Sequence[Case]) -> Report:
             # for everything, or little is left to try.
             usual = (v > 0) == (ratios == RATIOS[-1]) or settings().max_examples > 100
             first = Trial(case, ratios, seed=len(trials))
-            (trials if usual else others).extend(
-                [(v, first), (v, Trial(case, ratios, seed=len(trials) + 1, like=first))]
-            )
+            again = Trial(case, ratios, seed=len(trials) + 1, like=first)
+            (trials if usual else others).extend([(v, first), (v, again)])
 
     def refuted(keys: tuple[Key, ...], trials: Sequence[tuple[int, Trial]]) -> str:
         drawn = any(isinstance(p, Partial) for p in placed(0, keys).ins)
@@ -195,8 +194,7 @@ def _check_equation(same: Sequence[Case]) -> Report:
     combinations = {placed(0, keys): keys for keys in itertools.product(*ins, *outs)}
     report.combinations = len(combinations)
     declared = [s for s in combinations if s in plain or (_coarse(s) and allows(rules[0], equation, s))]
-    # (What works by either of these is not missing.)
-    known = implied(declared, outs)
+    known = implied(declared, outs)  # and not missing
     for signature in declared:
         if reason := refuted(combinations[signature], trials):
             report.wrong.append(Finding(signature, reason))
