@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,7 +111,8 @@ def calibrate(
         tick: told how many of how many samples are taken.
 
     Raises:
-        InputError: the fleet has another number of devices, others use the machine, or the fits are no good.
+        InputError: the fleet has another number of devices, ranks lie otherwise on machines than its nodes,
+            others use the machine, or the fits are no good.
     """
     if fleet is not None and len(fleet.devices) != ranks:
         raise InputError(
@@ -120,6 +122,8 @@ def calibrate(
         )
     if comm is None and not force:
         _refuse_load(load_now())
+    hosts = [] if comm is None else comm.allgather(socket.gethostname())
+    _refuse_torn(hosts, fleet)  # before minutes of measuring
     fast = on_cards() if comm is None else any(comm.allgather(not on_host()))
     kernels = kernel_cases(CARD if fast else PROCESSOR)
     request = Request(tuple(exchange_cases(ranks)), kernels, rounds, patience_s)
@@ -128,7 +132,7 @@ def calibrate(
         _refuse_load(measured.others)
     devices = fit_devices(request.kernels, measured, fleet)
     between = fit_link(request.exchanges, measured.exchange_s)
-    inside = {} if comm is None else _inside(measured, comm, request, tick, fleet)
+    inside = _inside(hosts, comm, request, tick)
     if not force:
         links = [found for found in (between, *inside.values()) if found is not None]
         refuse([fit for fit, _ in devices])
@@ -138,26 +142,10 @@ def calibrate(
     return Calibration(made, devices, between, resume, measured.others)
 
 
-def _inside(
-    measured: Measured, comm: Any, whole: Request, tick: Tick, fleet: Fleet | None
-) -> dict[str, FittedLink | None]:
-    """The link of every machine, where the ranks are on several.
-
-    Raises:
-        InputError: the ranks of one machine do not follow each other, as devices of a node do, or those of a
-            node of the fleet are on several machines: no link that is measured is that node's.
-    """
-    hosts = [info.host for info in measured.ranks]
-    if len(set(hosts)) == 1:
+def _inside(hosts: Sequence[str], comm: Any, whole: Request, tick: Tick) -> dict[str, FittedLink | None]:
+    """The link of every machine, where the ranks are on several."""
+    if len(set(hosts)) <= 1:
         return {}
-    if len(list(groupby(hosts))) > len(set(hosts)):
-        raise InputError(
-            place="calibrate",
-            reason="the ranks of one machine do not follow each other",
-            remedy="Start the job so that ranks fill one machine after another",
-        )
-    if fleet is not None:
-        _refuse_torn_nodes(fleet, hosts)
     node = comm.Split(hosts.index(hosts[comm.rank]), comm.rank)
     cases = tuple(exchange_cases(node.size))
     mine = fit_link(cases, measure(replace(whole, exchanges=cases, kernels=()), node, tick).exchange_s)
@@ -165,8 +153,20 @@ def _inside(
     return dict(zip(hosts, comm.allgather(mine), strict=True))
 
 
-def _refuse_torn_nodes(fleet: Fleet, hosts: Sequence[str]) -> None:
-    """Refuse a fleet with a node whose ranks are on several machines."""
+def _refuse_torn(hosts: Sequence[str], fleet: Fleet | None) -> None:
+    """Refuse ranks of one machine that do not follow each other, as devices of a node do, and a fleet with a
+    node whose ranks are on several machines: no link that is measured would be that node's.
+    """
+    if len(set(hosts)) <= 1:
+        return
+    if len(list(groupby(hosts))) > len(set(hosts)):
+        raise InputError(
+            place="calibrate",
+            reason="the ranks of one machine do not follow each other",
+            remedy="Start the job so that ranks fill one machine after another",
+        )
+    if fleet is None:
+        return
     for number, node in enumerate(fleet.nodes):
         machines = {hosts[device.index] for device in fleet.devices if device.node == number}
         if len(machines) > 1:
