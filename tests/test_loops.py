@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -55,11 +56,10 @@ def environment(ranks: int, folder: Path) -> dict[str, str]:
 
 
 def run(ranks: int, arguments: list[str], folder: Path) -> str:
-    """What `python arguments…` prints, on ranks or, for 0, by itself."""
-    command = [find_mpiexec(), "-n", str(ranks)] if ranks else []
+    """What `python arguments…` prints on ranks."""
     done = subprocess.run(
-        [*command, sys.executable, *arguments],
-        capture_output=True, text=True, check=False, timeout=900, env=environment(max(1, ranks), folder),
+        [find_mpiexec(), "-n", str(ranks), sys.executable, *arguments],
+        capture_output=True, text=True, check=False, timeout=900, env=environment(ranks, folder),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -86,10 +86,14 @@ def numbers(printed: str) -> list[float]:
 @pytest.mark.parametrize(
     "name", [LOOP[0], *(pytest.param(name, marks=pytest.mark.full) for name in LOOP[1:])]
 )
-def test_a_loop_on_two_ranks_prints_what_one_device_prints(name: str, tmp_path: Path) -> None:
+def test_a_loop_on_two_ranks_prints_what_one_device_prints(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     fleet = fleet_file(tmp_path, 1, 1)
     arguments = ["2", str(fleet), "1"]  # steps, fleet, and, where that can be chosen, layers
-    single = run(0, [str(LOOPS / f"{name}_single.py"), *arguments], tmp_path)
+    monkeypatch.setattr(sys, "argv", [name, *arguments])
+    runpy.run_path(str(LOOPS / f"{name}_single.py"), run_name="__main__")
+    single = capsys.readouterr().out
     ours = run(2, [str(LOOPS / f"{name}.py"), *arguments], tmp_path)
     wanted = numbers(single)
     assert len(wanted) >= 4
