@@ -67,6 +67,8 @@ def signature(tree: Any) -> Any:
 @pytest.mark.parametrize("example", TINY)
 def test_tiny_step_changes_every_parameter(example: str) -> None:
     train_step, args = made(example)
+    if example == "vgg19:tiny":  # its widths are fixed: one image is cheaper by half than eight
+        args = *args[:2], *(batch[:1] for batch in args[2:])
     params, opt_state, *rest = jax.jit(train_step)(*args)
     loss = next(leaf for leaf in jax.tree.leaves(rest) if leaf.shape == ())
 
@@ -80,11 +82,21 @@ def test_tiny_step_changes_every_parameter(example: str) -> None:
 
 
 @pytest.mark.parametrize("example", FULL)
-def test_full_size_step_traces_from_shapes(example: str) -> None:
-    train_step, args = made(example)
+def test_full_size_is_shapes(example: str) -> None:
+    _, args = made(example)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
     assert parameter_count(args[0]) == FULL[example]
 
+
+#: Whose code another one traces: the same with a scan, with experts, or with fewer heads for keys.
+ALIKE = "gpt2:small", "bert:base", "llama3:llama2"
+
+
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=pytest.mark.full) if e in ALIKE else e for e in FULL]
+)
+def test_full_size_step_traces_from_shapes(example: str) -> None:
+    train_step, args = made(example)
     outputs = jax.make_jaxpr(train_step)(*args).out_avals
     state = jax.tree.leaves(args[:2])
     kept, rest = outputs[: len(state)], outputs[len(state) :]
@@ -131,8 +143,8 @@ def test_demo_learns_and_its_batches_repeat() -> None:
     np.testing.assert_array_equal(first, next(demo_model.batches(1)))
     step = jax.jit(train_step)
     losses: list[float] = []
-    for tokens in demo_model.batches(50):
-        params, opt_state, loss = step(params, opt_state, tokens)
+    for tokens in demo_model.batches(50):  # of which a quarter is enough to learn from
+        params, opt_state, loss = step(params, opt_state, tokens[:6])
         losses.append(float(loss))
     assert losses[0] > 5
     assert np.mean(losses[-5:]) < 3.6
