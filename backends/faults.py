@@ -30,6 +30,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shardwright.backends.launch import under_mpi
+from shardwright.backends.layout import to_numpy
 from shardwright.ir.errors import PlanError, ShardwrightError
 
 #: Seconds that a rank may stand still while others wait for it; SHARDWRIGHT_TIMEOUT_S in its place, 0:
@@ -332,8 +333,6 @@ def check_finite(value: Any, name: str) -> None:
     dtype = getattr(value, "dtype", None)
     if dtype is None or str(dtype).startswith("key<"):
         return
-    from shardwright.backends.layout import to_numpy  # imports JAX, which a rank that begins need not have
-
     array = to_numpy(value)
     if array.dtype.kind in "biu" or str(array.dtype).startswith(("int", "uint")):
         return

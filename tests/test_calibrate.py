@@ -282,19 +282,16 @@ def test_real_ranks_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_machines_of_a_job_become_nodes(tmp_path: Path) -> None:
     """Three ranks that believe to be on two machines: links inside and between are fitted."""
-    laptop, script = tmp_path / "laptop.yaml", tmp_path / "job.py"
-    laptop.write_text(LAPTOP.read_text().replace("count: 2", "count: 1"))
+    script = tmp_path / "job.py"
     script.write_text(
         """
-import socket, sys
+import socket
 from mpi4py import MPI
 comm = MPI.COMM_WORLD
 socket.gethostname = lambda: f"host{(comm.rank + 1) // 2}"
 import shardwright.fleets.calibrate as module
 import shardwright.backends.measuring.timing as timing
 import shardwright.fleets.calibration_cases as cases
-from shardwright.cost.fleet import Fleet
-from shardwright.ir.errors import InputError
 timing.COLD_BYTES, cases.SIZES, cases.SKEWS = 1 << 16, (1 << 10, 1 << 14), ()
 products = cases.PROCESSOR.products[:2]
 module.PROCESSOR = cases.KernelSizes(products, (1, 64, 64, 64), (256,), ((8, 8),), (), ())
@@ -303,22 +300,35 @@ fleet = found.fleet
 assert [len(node.devices) for node in fleet.nodes] == [1, 2] and fleet.network is not None
 assert fleet.nodes[1].link is not None and fleet.nodes[1].link.strategies
 assert comm.allgather(fleet.fingerprint()) == [fleet.fingerprint()] * 3
-# A node of a fleet is a machine: no link that was measured joins ranks of two of them.
-try:
-    module.calibrate(3, Fleet.load(sys.argv[1]), comm=comm, force=True, rounds=2, patience_s=0.0)
-except InputError as error:
-    assert "the ranks of n0 of laptop are on 2 machines" in str(error), error
-else:
-    raise AssertionError
 """
     )
     done = subprocess.run(
-        [find_mpiexec(), "-n", "3", sys.executable, str(script), str(laptop)],
+        [find_mpiexec(), "-n", "3", sys.executable, str(script)],
         env=rank_environment(3),
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "fleet", "reason"),
+    [
+        ("abab", None, "the ranks of one machine do not follow each other"),
+        ("aabb", LAPTOP, "the ranks of n0 of laptop are on 2 machines"),
+    ],
+)
+def test_ranks_that_are_no_nodes_are_refused_before_anything_is_measured(
+    hosts: str, fleet: Path | None, reason: str
+) -> None:
+    class Comm:
+        """Ranks that know what machines they are on, and can do nothing else."""
+
+        def allgather(self, own: Any) -> list[str]:
+            return list(hosts)
+
+    with pytest.raises(InputError, match=reason):
+        calibrate(4, None if fleet is None else Fleet.load(fleet), comm=Comm())
 
 
 def test_a_job_of_another_size_is_refused() -> None:

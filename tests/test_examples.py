@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from importlib.util import find_spec
@@ -74,14 +74,6 @@ def resnet_of_two_blocks() -> tuple[Any, tuple[Any, ...]]:
     return resnet50.train_step, resnet50.arguments(**resnet50.TINY | {"blocks": (1, 1)})
 
 
-def bert_of_experts() -> tuple[Any, tuple[Any, ...]]:
-    """`bert_moe:tiny` without the layer that `bert:tiny` has, too."""
-    bert_moe = importlib.import_module("bert_moe")
-    _, (params, _, *batch) = bert_moe.tiny()
-    params["blocks"] = params["blocks"][1:]
-    return bert_moe.train_step, (params, bert_moe.optimizer.init(params), *batch)
-
-
 def fleet(devices: int) -> Fleet:
     """Unequal devices, very slow, on very fast links."""
     types = [
@@ -125,13 +117,19 @@ def check(step: Any, args: tuple[Any, ...], plan: Plan) -> None:
     assert result.loss_rel_error <= 1e-5
 
 
-#: With the test on ranks they stand for all examples where not all of these are verified.
-SMALLER = bert_of_experts, resnet_of_two_blocks
+#: Whose kind another example, or the test on ranks, stands for, or what is smaller.
+ALIKE = "gpt2:tiny", "gpt2:tiny_scan", "bert:tiny", "vit:tiny", "vgg19:tiny", "resnet50:tiny"
 
 
-@pytest.mark.parametrize("factory", SMALLER)
-def test_smaller_steps_verify(factory: Callable[[], tuple[Any, tuple[Any, ...]]]) -> None:
-    step, args = factory()
+@pytest.mark.parametrize(
+    "example", [pytest.param(e, marks=pytest.mark.full) if e in ALIKE else e for e in TINY]
+)
+def test_tiny_steps_verify(example: str) -> None:
+    check(*made(example), planned(example, 3 if example in ALIKE else 2))
+
+
+def test_a_resnet_of_two_blocks_verifies() -> None:
+    step, args = resnet_of_two_blocks()
     check(step, args, plan_of(step, args, 2))
 
 

@@ -214,5 +214,5 @@ def _rising(link: StrategyLink, times: Sequence[ExchangeTimes]) -> StrategyLink:
 
 
 def _medians(times: Sequence[ExchangeTimes]) -> Array:
-    # Of a few samples each: numpy's takes fifty times as long.
+    # Of a few samples each, again and again: numpy's takes far longer.
     return np.array([median(t.seconds) for t in times], dtype=np.float64)
