@@ -12,6 +12,8 @@ and must come back placed as they went in, so that a plan is priced as the stead
 from __future__ import annotations
 
 import inspect
+import os
+import sysconfig
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,6 +30,10 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.jaxpr import Builder
 from shardwright.ir.rewrites.scans import broadcasting_inside
 from shardwright.ir.state import StateMap, match_state
+
+#: Where code lies that calls the user's, JAX's and our own; and where all lies that is installed.
+_CALLERS = tuple(f"{folder}{os.sep}" for folder in (Path(jax.__file__).parent, Path(__file__).parents[1]))
+_LIBRARIES = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +149,17 @@ def _weak(avals: Sequence[Any]) -> frozenset[int]:
 
 
 def _raised_at(error: BaseException) -> str:
-    """` (file:line)` of the innermost frame of user code, as far as the traceback tells."""
-    place, frame = "", error.__traceback__
-    jax_folder = str(Path(jax.__file__).parent)
+    """` (file:line)` of the innermost frame of the user's own code, else of any but JAX's and ours."""
+    ours, others = "", ""
+    frame = error.__traceback__
     while frame is not None:
         name = frame.tb_frame.f_code.co_filename
-        if name != __file__ and not name.startswith(jax_folder):
-            place = f" ({name}:{frame.tb_lineno})"
+        if not name.startswith(_CALLERS):
+            others = f" ({name}:{frame.tb_lineno})"
+            if not name.startswith(_LIBRARIES):
+                ours = others
         frame = frame.tb_next
-    return place
+    return ours or others
 
 
 def argument_names(step: Callable[..., Any], args: Sequence[Any]) -> list[str]:

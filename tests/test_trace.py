@@ -383,6 +383,17 @@ def test_a_step_that_cannot_be_traced_says_why(step: Callable[..., Any], reason:
     assert caught.value.__cause__ is not None
 
 
+def test_what_a_library_refuses_is_named_where_the_step_called_it() -> None:
+    adam = optax.adam(1e-3)
+
+    def step(w: dict[str, jax.Array], state: Any) -> Any:
+        return adam.update({"bias": w["kernel"]}, state)
+
+    with pytest.raises(TraceError) as caught:
+        trace(step, {"kernel": X}, adam.init({"kernel": X}))
+    assert f"({__file__}:{step.__code__.co_firstlineno + 1})" in str(caught.value)
+
+
 def test_derivatives_by_integers_are_no_results() -> None:
     def step(w: Any, n: Any) -> Any:
         return jax.grad(lambda w, n: w * n, argnums=(0, 1), allow_int=True)(w, n)
