@@ -392,7 +392,7 @@ def test_pins_that_two_mesh_axes_cannot_keep_leave_the_plan_on_one(monkeypatch: 
     def refused(*args: Any, **options: Any) -> None:
         raise shardwright.PlanError(place="pins", reason="no program keeps them", remedy="Leave one out")
 
-    monkeypatch.setattr("shardwright.planning.GridChoosing.below", refused)
+    monkeypatch.setattr("shardwright.one_step.GridChoosing.below", refused)
     mesh = two_nodes()
     pins = {"params/a/kernel": Replicate()}
     assert synthesize(train_step, *ARGS, fleet=mesh, constraints=pins).axes == 1

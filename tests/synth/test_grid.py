@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_search import as_milp
 
 import shardwright
-from shardwright import planning
+from shardwright import one_step
 from shardwright.cost.bill import bill
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import (
@@ -29,6 +29,8 @@ from shardwright.ir.placement import Grid, Shard, region
 from shardwright.ir.program import nodes_of, verify
 from shardwright.ir.trace import trace
 from shardwright.ir.wires import wired, wires
+from shardwright.planning import Planner
+from shardwright.request import Request
 from shardwright.synth.grid.choice import GridChoosing
 from shardwright.synth.grid.parts import on_nodes
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
@@ -204,7 +206,7 @@ def test_parts_of_the_fleet_are_on_two_axes_too_where_the_number_of_axes_is_left
     assert either.cost_s == pytest.approx(min(one.cost_s, two.cost_s), rel=1e-9)
     assert either.bound_s <= min(one.bound_s, two.bound_s) * (1 + 1e-9)
     assert not any("axes=2 tries" in said for said in either.assumptions)
-    monkeypatch.setattr(planning, "SMALL", 0)
+    monkeypatch.setattr(one_step, "SMALL", 0)
     large = shardwright.synthesize(train_step, *step, fleet=where)
     assert any("axes=2 tries" in said for said in large.assumptions) and large.cost_s >= either.cost_s
 
@@ -222,7 +224,7 @@ def test_baselines_on_two_axes_are_programs_of_that_space_and_no_cheaper_than_th
 
 
 def test_a_bound_close_enough_leaves_nothing_further_open_at_the_ratios_of_the_plan() -> None:
-    planner = planning.Planner(planning.Request(FLEETS["2 + 2"], devices="all", axes=2), Timer())
+    planner = Planner(Request(FLEETS["2 + 2"], devices="all", axes=2), Timer())
     plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
     assert plan is not None and plan.axes == 2
     # As if the search at the plan's ratios had been given up.
@@ -236,7 +238,7 @@ def test_a_bound_that_is_not_close_enough_is_raised_on_one_axis_and_on_two(
 ) -> None:
     settled: list[float] = []
     monkeypatch.setattr(GridChoosing, "settle", lambda self, cost_s, fitting: settled.append(cost_s))
-    planner = planning.Planner(planning.Request(FLEETS["2 + 2"], axes=axes), Timer())
+    planner = Planner(Request(FLEETS["2 + 2"], axes=axes), Timer())
     plan = planner.plan(trace(train_step, *jax.eval_shape(arguments)))
     assert plan is not None and plan.gap < 0.05
     found = planner.certified(plan.but(bound_s=0.93 * plan.cost_s))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_search import as_milp
 
-from shardwright import Fleet, Plan, planning, synthesize
+from shardwright import Fleet, Plan, one_step, synthesize
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.grid.prices import Mesh
 from shardwright.cost.memory.liveness import Peaks, peaks_by_device
@@ -381,8 +381,8 @@ def test_a_large_step_is_planned_on_parts_of_the_fleet_once_it_is_changed_to_fit
             parts[len(graph.equations)] = len(members)
             super().__init__(graph, where, timer, members, *rest)
 
-    monkeypatch.setattr(planning, "GridChoosing", Noted)
-    monkeypatch.setattr(planning, "SMALL", 0)
+    monkeypatch.setattr(one_step, "GridChoosing", Noted)
+    monkeypatch.setattr(one_step, "SMALL", 0)
     given = jax.tree.map(lambda p: list(p) if p.ndim == 3 else p, arguments())
     shape: Any = {"nodes": (2, 2, 2), "speeds": (400, 400, 100)}
     synthesize(unrolled, *given, fleet=fleet(60_000, **shape))

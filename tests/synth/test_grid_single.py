@@ -91,7 +91,7 @@ def test_where_nothing_fits_the_bound_is_of_single_nodes_too(part: float) -> Non
 
 
 def test_single_nodes_are_not_searched_where_two_axes_do_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardwright.planning.SMALL", 0)  # of small steps they are, whatever two axes do
+    monkeypatch.setattr("shardwright.one_step.SMALL", 0)  # of small steps they are, whatever two axes do
     near = fleet(((40, 2),), ((20, 2), (10, 1)), network="400 Gbit/s")
     plan = shardwright.synthesize(train_step, *arguments(48_000), fleet=near, axes=2)
     assert plan.axes == 2 and plan.gap <= 0.1
@@ -103,7 +103,7 @@ def test_a_device_may_be_best_alone_where_little_is_to_be_done(
     rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What starting kernels takes is no less on many devices: arithmetic by speed does not rule one out."""
-    monkeypatch.setattr("shardwright.planning.SMALL", 0)
+    monkeypatch.setattr("shardwright.one_step.SMALL", 0)
     where = fleet(((20, 1),), ((10, 3),), ((10, 3),), network="100 Gbit/s")
     one, two = (
         shardwright.synthesize(train_step, *arguments(rows), fleet=where, axes=axes) for axes in (1, 2)
