@@ -25,7 +25,7 @@ from shardwright.synth.chosen import Choice, least_bound
 from shardwright.synth.combinations import SMALL
 from shardwright.synth.fallback import fits
 from shardwright.synth.grid.alternate import is_mesh
-from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.grid.choice import GridChoosing, bounded
 from shardwright.synth.grid.common import Common
 from shardwright.synth.grid.part import on_grid, on_one_axis
 from shardwright.synth.grid.single import BesideSingle
@@ -41,6 +41,9 @@ from shardwright.synth.unsearched import CUT_SHORT, NO_TIME, cut_short, unsearch
 
 #: What a plan says where `meshes` are not all that there are.
 _WHOLE = "on two mesh axes the whole fleet alone was considered; axes=2 tries parts of it, too"
+
+#: Part of its cost that a step should save where it has no room as it is for two mesh axes to wait.
+_FAR = 0.1
 _FLAT = "two mesh axes were not searched, and are not part of the bound: memory came first"
 
 
@@ -52,6 +55,8 @@ class OneStep:
     ) -> None:
         self.traced, self.asked, self.timer, self._grids = traced, asked, timer, grids
         self.space_s = 0.0
+        #: Whether two mesh axes were left for later when it was planned.
+        self._flat = False
         constraints, fleet, axes = asked.constraints, asked.fleet, asked.axes
         self.pins = () if constraints is None else resolve(constraints, traced.graph, self.space)
         layers = {found.length for found in map(layers_of, traced.graph.equations) if found is not None}
@@ -145,7 +150,7 @@ class OneStep:
     @property
     def unfinished(self) -> bool:
         """See `Planner.unfinished`."""
-        return any(made.unfinished for made in self._searches)
+        return self._flat or any(made.unfinished for made in self._searches)
 
     @property
     def crowded(self) -> tuple[float, int]:
@@ -249,14 +254,39 @@ class OneStep:
         meant_for_two = takes_two_axes(self.pins, bool(meshes))
         flat = not meshes or (asked.axes == "auto" and not meant_for_two)
         if flat:
-            one = self.choosing.below(rival_s, briefly=briefly, glance=glance, baselines=baselines)
-            if briefly and meshes and not self._small and (one is None or self.choosing.unfinished):
+            beside_s = min(rival_s, self._on_two_s(rival_s)) if not briefly else rival_s
+            one = self.choosing.below(beside_s, briefly=briefly, glance=glance, baselines=baselines)
+            self._flat = briefly and bool(meshes) and not self._small and self._memory_first(one, glance)
+            if self._flat:
                 return one and one.saying(_FLAT)  # two axes, too, are for those who search around
         if meshes:
             # Pins that one axis keeps and two cannot leave the plan on one axis.
             with contextlib.suppress(*([PlanError] if self.pins and flat else [])):
                 two = self.on_two.below(rival_s, one, briefly=briefly)
+            if two is not None and flat and one is None:
+                two = replace(two, found=bounded(two.found, self.choosing.bound_s))
         return one if two is None else self._noted(two)
+
+    def _memory_first(self, one: Choice | None, glance: bool) -> bool:
+        """Whether what to do about memory comes before two mesh axes.
+
+        Nothing fits yet; or, changed, the step may take far less time where it has no room as it is.
+        """
+        if one is None or self.choosing.unfinished:
+            return True
+        far_s = (1 - _FAR) * one.found.cost_s
+        return glance and self.choosing.outside_s(far_s) < far_s
+
+    def _on_two_s(self, rival_s: float) -> float:
+        """What a plan costs that fits on two mesh axes as it is; infinite if none does, or none is wanted.
+
+        It may spare a search around what does not fit on one, which takes longer.
+        """
+        lacking = "choosing" in vars(self) and self.choosing.unfinished
+        if self._small or self.pins or not (self.meshes and lacking):
+            return math.inf
+        two = self.on_two.below(rival_s, briefly=True)
+        return two.found.cost_s if two is not None and fits(two.found, two.model) else math.inf
 
     def _noted(self, chosen: Choice) -> Choice:
         """A choice of two mesh axes or one, saying what was left out on two."""

@@ -354,11 +354,11 @@ class GridChoosing:
                 return None
             late = self._timer.late() and least_s < rival.found.cost_s * (1 - self._worth)
             notes = (*rival.found.notes, _LATE if late else _ONE)
-            found = replace(_bounded(rival.found, least_s), notes=notes)
+            found = replace(bounded(rival.found, least_s), notes=notes)
             return replace(rival, found=found, parts=(*rival.parts, *made))
         searched = [part.found for part in made if part.found is not None]
         found = replace(
-            _bounded(best.found, least_s),
+            bounded(best.found, least_s),
             expanded=sum(each.expanded for each in searched),
             searches=sum(each.searches for each in searched),
         )
@@ -372,7 +372,7 @@ def better(one: Choice, two: Choice, note: str = _BOTH) -> Choice:
     cheaper = two.found.cost_s < one.found.cost_s * (1 - 1e-9)
     best = two if (fitting[1] and not fitting[0]) or (fitting[0] == fitting[1] and cheaper) else one
     found = replace(
-        _bounded(best.found, min(one.found.bound_s, two.found.bound_s)),
+        bounded(best.found, min(one.found.bound_s, two.found.bound_s)),
         notes=(*best.found.notes, note),
         expanded=one.found.expanded + two.found.expanded,
         searches=one.found.searches + two.found.searches,
@@ -380,5 +380,6 @@ def better(one: Choice, two: Choice, note: str = _BOTH) -> Choice:
     return replace(best, found=found, parts=(*one.parts, *two.parts))
 
 
-def _bounded(found: Synthesis, bound_s: float) -> Synthesis:
+def bounded(found: Synthesis, bound_s: float) -> Synthesis:
+    """What was found, with a bound that is no higher than another one."""
     return replace(found, bound_s=min(found.cost_s, found.bound_s, bound_s))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -10,7 +11,7 @@ from rewriting_cases import fleet, layered
 
 from shardwright import Plan
 from shardwright.api import synthesize_traced
-from shardwright.ir.rewrites.rewriting import rewriting_of
+from shardwright.ir.rewrites.rewriting import Rewriting, rewriting_of
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
@@ -74,3 +75,49 @@ def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
     names = [name for name, _ in planner.asked]
     assert names.index("less") < names.index("2")
     assert all(rival_s <= 1.5 for name, rival_s in planner.asked if name == "2")
+
+
+class Searching:
+    """Finds what fits in some numbers of pieces, at a cost; others cost more than any rival."""
+
+    def __init__(self, made: Plan, costs: dict[int, float]) -> None:
+        self.made, self.costs = made, costs
+        self.asked: list[int] = []
+
+    def plan(self, traced: Traced, rival_s: float = math.inf, **options: Any) -> Plan | None:
+        pieces = rewriting_of(traced).microbatches
+        self.asked.append(pieces)
+        cost_s = self.costs.get(pieces, math.inf)
+        return None if cost_s >= rival_s else self.made.but(cost_s=cost_s, fits=True)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "costs", "asked"),
+    [
+        # What lacks little first, and of that the fewest pieces; what lacks much is then not searched.
+        ({2: 1.6, 4: 1.05, 8: 1.02}, {4: 3.0}, [4, 8]),
+        ({2: 1.6, 4: 1.3, 8: 1.05}, {4: 2.5, 8: 3.0}, [8, 4]),
+        # Where fewer pieces are no cheaper, those that lack even more are not either.
+        ({2: 1.4, 4: 1.3, 8: 1.05}, {8: 3.0}, [8, 4]),
+        # Where nothing fits yet, all are searched.
+        ({2: 1.9, 4: 1.7, 8: 1.6}, {2: 3.0}, [8, 4, 2]),
+        # A program without a limit says that these are no cheaper.
+        ({2: 1.2, 4: 1.15, 8: 1.05}, {8: 0.9}, [8]),
+    ],
+)
+def test_pieces_that_lack_least_are_searched_first(
+    lacks: dict[int, float], costs: dict[int, float], asked: list[int]
+) -> None:
+    step, args = layered(False)
+    traced = trace(step, *args)
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = Searching(made, costs)
+    cut = Pieces(traced, fleet(), cast(Any, planner), lambda: False)
+    limits = [device.type.memory_bytes for device in made.fleet.devices]
+    for pieces, over in lacks.items():
+        changed = replace(traced, rewriting=Rewriting(microbatches=pieces))
+        brief = made.but(bound_s=1 + pieces / 100, memory_bytes=tuple(int(over * limit) for limit in limits))
+        cut.open.append((changed, brief))
+    found = cut.within(math.inf)
+    assert planner.asked == asked
+    assert found is not None and found.cost_s == min(costs.values())

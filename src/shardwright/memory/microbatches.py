@@ -12,7 +12,7 @@ from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.rivals import Planning, better, cost_of, dearer, tolerance
+from shardwright.memory.rivals import Planning, better, cost_of, dearer, overfill, tolerance
 from shardwright.plan import Plan
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.
@@ -20,6 +20,10 @@ NEAR = 0.03
 
 #: Pieces in which a step should take more than so many times the memory are not planned beside more that fit.
 _HARDLY = 1.1
+
+#: Pieces that need no more than so many times the memory are searched for what fits before others; those that
+#: need more than so many times it are not, beside others that fit.
+_NEARLY, _FAR_TOO_LARGE = 1.1, 1.5
 
 #: Micro-batches tried at most.
 MOST_PIECES = 64
@@ -139,13 +143,24 @@ class Pieces:
         return plan
 
     def within(self, rival_s: float) -> Plan | None:
-        """The cheapest plan within memory of those that did not fit, the fewest pieces first."""
+        """The cheapest plan within memory of those that did not fit.
+
+        First of those that lack little, the fewest pieces of them, which are cheapest; then of others, with
+        fewer pieces the more they lack.
+        """
         best: Plan | None = None
-        for step, brief in sorted(self.open, key=lambda each: each[1].bound_s):
+
+        def turn(each: tuple[Traced, Plan]) -> tuple[float, float]:
+            lacks = overfill(each[1])
+            return (0.0, each[1].bound_s) if lacks <= _NEARLY else (lacks, each[1].bound_s)
+
+        for step, brief in sorted(self.open, key=turn):
             if self.late():
                 break
             if brief.bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
+            if best is not None and overfill(brief) > _FAR_TOO_LARGE:
+                break
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
