@@ -46,7 +46,7 @@ _FAR_ABOVE = 1.5
 #: Where the best program at the floors takes so many times the memory, what fits is looked for from there;
 #: only if what is alive in the order as traced, each tensor held once, fills this part of it, of devices that
 #: are alike or not: where that program was seen to be so large, it did.
-_FAR_TOO_LARGE, _SCARCE_ALIKE, _SCARCE = 2.0, 0.8, 0.45
+_FAR_TOO_LARGE, _SCARCE_ALIKE, _SCARCE = 1.5, 0.8, 0.45
 
 
 def is_mesh(fleet: Fleet) -> bool:

@@ -121,3 +121,27 @@ def test_pieces_that_lack_least_are_searched_first(
     found = cut.within(math.inf)
     assert planner.asked == asked
     assert found is not None and found.cost_s == min(costs.values())
+
+
+@pytest.mark.parametrize("over", [1.05, 1.3])
+def test_pieces_that_nearly_fit_are_a_rival_for_what_keeps_less(
+    over: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where nothing fits yet; those that lack more are searched for after that."""
+    step, args = layered(False)
+    traced = trace(step, *args)
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    rivals: list[float] = []
+    monkeypatch.setattr(Ladder, "every", ())
+    monkeypatch.setattr(Ladder, "that_fits", lambda self, base, rival_s: rivals.append(rival_s))
+    monkeypatch.setattr(Pieces, "briefly", lambda *_: None)
+    planner = Searching(made, {4: 2.0})
+    known = traced, fleet(), cast(Any, planner), lambda: False
+    ladder, cut = Ladder(traced, fleet(), RECOMPUTING, 1, *known[2:]), Pieces(*known)
+    limits = [device.type.memory_bytes for device in made.fleet.devices]
+    lacking = made.but(fits=False, memory_bytes=tuple(int(over * limit) for limit in limits))
+    cut.open.append((replace(traced, rewriting=Rewriting(microbatches=4)), lacking))
+    asked = InPieces(ladder, cut, math.inf)
+    found = asked._changed()
+    assert found.cost_s == 2.0 and planner.asked.count(4) == 1
+    assert rivals[0] == (2.0 if over < 1.1 else math.inf)

@@ -183,7 +183,9 @@ class InPieces:
         if ladder.every:
             self.found = better(self.found, ladder.ways.best(self._least_s))
         elif self.found is None:
-            self.found = ladder.that_fits(self.base, rival_s)
+            if cut is not None and cut.nearly:  # a rival for what keeps less, and found sooner
+                self.found = cut.within(rival_s)
+            self.found = better(self.found, ladder.that_fits(self.base, self._least_s))
         self._cut()
         if cut is not None:
             if self.last and self.found is None:

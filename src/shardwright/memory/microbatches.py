@@ -107,8 +107,8 @@ class Pieces:
                 stays = (pieces * over - known[0] * known[1]) / (pieces - known[0])
             if best is not None and best.cost_s <= self.planner.settled(best).bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
-            if best is None and stays > 1:
-                break
+            if best is None and stays > 1 and pieces > first:
+                break  # another program of as many pieces again was no smaller
             pieces *= 2
         pieces = first // 2
         while pieces > 1 and best is not None and not self.late():
@@ -142,8 +142,13 @@ class Pieces:
         self.squeezed += [plan] if plan is not None and (unfinished or dearer(plan, unasked=False)) else []
         return plan
 
+    @property
+    def nearly(self) -> bool:
+        """Whether some that did not fit lack so little that they may soon."""
+        return any(overfill(brief) <= _NEARLY for _, brief in self.open)
+
     def within(self, rival_s: float) -> Plan | None:
-        """The cheapest plan within memory of those that did not fit.
+        """The cheapest plan within memory of those that did not fit; each is searched for once.
 
         First of those that lack little, the fewest pieces of them, which are cheapest; then of others, with
         fewer pieces the more they lack.
@@ -161,6 +166,7 @@ class Pieces:
                 continue
             if best is not None and overfill(brief) > _FAR_TOO_LARGE:
                 break
+            self.open = [each for each in self.open if each[0] is not step]
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
