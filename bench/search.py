@@ -131,6 +131,7 @@ CASES = (
     *(Case("unlike cards", model, "a100_t4", axes="auto") for model in ("vit", "bert")),
     Case("unlike cards", "gpt2", "a100_t4", 12, batch=32, axes="auto"),
     Case("unlike cards", "bert_moe", GENERATIONS),
+    *(Case("unlike cards", "bert_moe", fleet, axes="auto") for fleet in ("hap_testbed", UNLIKE[2])),
     *(Case("one card", model, ONE, axes="auto") for model in ("gpt2", "vit", "bert")),
 )
 
