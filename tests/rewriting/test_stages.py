@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rewriting_cases import evaluated, fleet, layered
 from stages_cases import apart, on_nodes, on_three, staged
 
-from shardwright import Fleet, Plan, parallelize, planning, synthesize
+from shardwright import Fleet, Plan, one_step, parallelize, synthesize
 from shardwright.api import synthesize_traced
 from shardwright.backends.launch import find_mpiexec, rank_environment
 from shardwright.backends.reference import ReferenceExecutable
@@ -385,7 +385,7 @@ def test_a_step_whose_bound_is_far_above_its_stages_is_not_planned_without(
 
 def test_stages_are_no_plan_where_a_part_without_room_is_cheaper(monkeypatch: pytest.MonkeyPatch) -> None:
     """As traced the step does not fit on one node, where it costs least; changed a little it does."""
-    for module in (staging, in_pieces, planning, subfleets):
+    for module in (staging, in_pieces, one_step, subfleets):
         monkeypatch.setattr(module, "SMALL", 0)
     step, args = layered(scan=True, layers=4, width=64, batch=4096)
     nodes = apart((100, (100, 100), (100, 100)), "20 Mbit/s", "14 MB")
