@@ -17,7 +17,7 @@ from shardwright.ir.graph import Graph
 from shardwright.ir.stages import layers_of
 from shardwright.ir.trace import Traced
 from shardwright.memory.device_memory import Looking
-from shardwright.memory.rivals import does_more
+from shardwright.memory.rivals import FAR, does_more
 from shardwright.plan import Plan
 from shardwright.plans.parts import Stats
 from shardwright.request import Request
@@ -41,9 +41,6 @@ from shardwright.synth.unsearched import CUT_SHORT, NO_TIME, cut_short, unsearch
 
 #: What a plan says where `meshes` are not all that there are.
 _WHOLE = "on two mesh axes the whole fleet alone was considered; axes=2 tries parts of it, too"
-
-#: Part of its cost that a step should save where it has no room as it is for two mesh axes to wait.
-_FAR = 0.1
 _FLAT = "two mesh axes were not searched, and are not part of the bound: memory came first"
 
 
@@ -274,7 +271,7 @@ class OneStep:
         """
         if one is None or self.choosing.unfinished:
             return True
-        far_s = (1 - _FAR) * one.found.cost_s
+        far_s = (1 - FAR) * one.found.cost_s
         return glance and self.choosing.outside_s(far_s) < far_s
 
     def _on_two_s(self, rival_s: float) -> float:
@@ -283,7 +280,7 @@ class OneStep:
         It may spare a search around what does not fit on one, which takes longer.
         """
         lacking = "choosing" in vars(self) and self.choosing.unfinished
-        if self._small or self.pins or not (self.meshes and lacking):
+        if self._small or self.pins or self.timer.late() or not (self.meshes and lacking):
             return math.inf
         two = self.on_two.below(rival_s, briefly=True)
         return two.found.cost_s if two is not None and fits(two.found, two.model) else math.inf

@@ -119,8 +119,9 @@ def test_pieces_that_lack_least_are_searched_first(
         brief = made.but(bound_s=1 + pieces / 100, memory_bytes=tuple(int(over * limit) for limit in limits))
         cut.open.append((changed, brief))
     found = cut.within(math.inf)
-    assert planner.asked == asked
     assert found is not None and found.cost_s == min(costs.values())
+    assert cut.within(math.inf) is None, "none is searched for twice"
+    assert planner.asked == asked
 
 
 @pytest.mark.parametrize("over", [1.05, 1.3])

@@ -74,3 +74,16 @@ def test_a_bound_of_a_plan_on_two_axes_covers_one_on_which_nothing_was_found(
     assert plan.axes == 2 and plan.bound_s <= step.choosing.bound_s < plan.cost_s
     alone = GridChoosing.below(step.on_grid, math.inf)
     assert alone is not None and alone.found.cost_s == pytest.approx(plan.cost_s)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_no_search_on_two_axes_begins_when_time_is_over(
+    late: bool, step: OneStep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned(step, briefly=True)
+    vars(step).pop("on_two", None)
+    vars(step).pop("on_grid", None)
+    monkeypatch.setattr(Choosing, "unfinished", True)
+    monkeypatch.setattr(Timer, "late", lambda self: late)
+    assert (step._on_two_s(math.inf) == math.inf) == late
+    assert ("on_grid" in vars(step)) != late

@@ -11,6 +11,7 @@ from shardwright.ir.trace import Traced
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces
 from shardwright.memory.rivals import (
+    FAR,
     Planning,
     better,
     cost_of,
@@ -29,9 +30,6 @@ from shardwright.synth.parts import candidates
 #: Programs take so many times as much memory at least as is alive in the order as traced, each tensor held
 #: once: those of language models were seen to take 1.3 to 1.8 times as much.
 _TAKEN = 1.3
-
-#: Part of its cost that a step should save on fewer devices, memory aside, to be changed to fit there.
-_FAR = 0.1
 
 _ELSEWHERE = (
     "on fewer devices, where the step has no room as it is, it was not searched for in pieces, "
@@ -103,7 +101,7 @@ class InPieces:
         untried = ""
         if not self.planner.content:
             least_s = min(least_s, self._elsewhere_s)
-        elif self.changes and self.planner.outside_s(self.step, 0.0) < (1 - _FAR) * cost_of(self.found):
+        elif self.changes and self.planner.outside_s(self.step, 0.0) < (1 - FAR) * cost_of(self.found):
             untried = _ELSEWHERE
         # Whether a plan might be cheaper with more memory.
         found = self._enough(least_s) if self.whole and self.base.fits else None
@@ -164,7 +162,7 @@ class InPieces:
 
         In more pieces, or with less kept, it may fit there.
         """
-        far_s = (1 - _FAR) * cost_of(self.found)
+        far_s = (1 - FAR) * cost_of(self.found)
         outside_s = self.planner.outside_s(self.step, far_s) if self.changes else math.inf
         return outside_s if outside_s < far_s else math.inf
 

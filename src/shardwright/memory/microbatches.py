@@ -148,7 +148,7 @@ class Pieces:
         return any(overfill(brief) <= _NEARLY for _, brief in self.open)
 
     def within(self, rival_s: float) -> Plan | None:
-        """The cheapest plan within memory of those that did not fit; each is searched for once.
+        """The cheapest plan within memory of those that did not fit; none is searched for twice.
 
         First of those that lack little, the fewest pieces of them, which are cheapest; then of others, with
         fewer pieces the more they lack.
@@ -159,14 +159,14 @@ class Pieces:
             lacks = overfill(each[1])
             return (0.0, each[1].bound_s) if lacks <= _NEARLY else (lacks, each[1].bound_s)
 
-        for step, brief in sorted(self.open, key=turn):
+        waiting, self.open = sorted(self.open, key=turn), []
+        for step, brief in waiting:
             if self.late():
                 break
             if brief.bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
             if best is not None and overfill(brief) > _FAR_TOO_LARGE:
                 break
-            self.open = [each for each in self.open if each[0] is not step]
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break

@@ -14,6 +14,9 @@ from shardwright.synth.combinations import few_equations, in_a_moment
 #: Part of its cost that a rewriting should promise to save to be planned beside a plan that fits.
 WORTH = 0.01
 
+#: Part of its cost that a step should save on fewer devices, memory aside, to be changed to fit there.
+FAR = 0.1
+
 #: A step whose scans keep less takes up to so many times less time: 1.05 was seen.
 GAIN = 1.1
 
