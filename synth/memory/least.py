@@ -139,7 +139,7 @@ class LeastRent:
 
     def _settled(self) -> bool:
         """Whether more of this finds nothing that is worth it."""
-        least_s = self.best.cost_s if self.best.fits else self._rival_s
+        least_s = min(self._rival_s, self.best.cost_s if self.best.fits else math.inf)
         return self._turns.stop() or self._under_s >= (1 - _SETTLED) * least_s
 
     def _fits(self, scale: float) -> bool:

@@ -62,3 +62,32 @@ def test_where_nothing_fits_by_shares_units_are_tried(monkeypatch: pytest.Monkey
         best = LeastRent(free.turns, replace(free.best, fits=False, over=3.0), renting).search()
         assert by_units[:2] == [False, True] and renting.dealt == (not never)
         assert never or (best.fits and all(by_units[1:]))
+
+
+def test_no_rent_is_tried_on_where_what_fits_costs_no_less_than_a_rival(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function, args = attention()
+    graph, model = trace(function, *args).graph, CostModel(fleet((1, 1), memory="300 kB"))
+    free = freely(graph, Space(graph), model, Timer())
+    dearest = replace(free.best, cost_s=2 * free.best.cost_s, fits=True)
+    tried: dict[float, int] = {}
+    for over_rival in (0.5, 0.99, 1.5):
+        rents: list[float] = []
+
+        def fitting(self: LeastRent, scale: float, rents: list[float] = rents) -> bool:
+            """Whatever pays less than at first is too large, and costs half of what is not."""
+            self._turns_from(self.best.ratios, scale)
+            rents.append(scale)
+            self.best = dearest
+            self._under_s = 0.0 if len(rents) == 1 else free.best.cost_s
+            return len(rents) == 1
+
+        monkeypatch.setattr(LeastRent, "_fits", fitting)
+        too_large = replace(free.best, fits=False, over=3.0)
+        rival_s = over_rival * dearest.cost_s
+        LeastRent(free.turns, too_large, free.renting(Limits.of(model)), rival_s).search()
+        tried[over_rival] = len(rents)
+    # Beside a rival that costs as much, what is too large at the second rent proves that nothing beats it.
+    assert tried[0.5] == 2
+    assert tried[0.99] == tried[1.5] > 2, "where something between may be cheaper, rents are lowered on"
