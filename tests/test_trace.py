@@ -217,7 +217,9 @@ def test_equal_constants_of_different_arrays_stay_two() -> None:
 def test_constants_reach_regions() -> None:
     table = jnp.asarray(X)
     step = partial(jax.lax.scan, lambda c, row: (c + (table * row).sum(), row @ table.T))
-    agrees(lambda x: step(jnp.float32(0), x), X)
+    traced = agrees(lambda x: step(jnp.float32(0), x), X)
+    (constant,), (loop,) = traced.graph.constants, [e for e in traced.graph.equations if e.regions]
+    assert constant in loop.input_values and not loop.regions[0].constants
 
 
 def test_unused_constants_are_dropped() -> None:
