@@ -28,12 +28,15 @@ class Squeezed:
         self.made = plan
         #: What was searched around, or keeps less, and beside which rival.
         self.asked: list[tuple[str, float]] = []
+        #: Everything that was planned.
+        self.order: list[Rewriting] = []
 
     def plan(
         self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
     ) -> Plan | None:
         changed = rewriting_of(traced)
         pieces, less = changed.microbatches, bool(changed.recompute)
+        self.order.append(changed)
         cost_s = {1: 1.5 if less else 1.0, 2: 2.0, 4: 3.0}.get(pieces, math.inf)
         if less or not briefly:
             self.asked.append(("less" if less else f"{pieces}", rival_s))
@@ -58,10 +61,11 @@ class Squeezed:
         return plan
 
 
-def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def squeezed(monkeypatch: pytest.MonkeyPatch, *, impossible: bool) -> tuple[Plan, Squeezed]:
+    """The plan of six layers on devices that are alike; whether no program of the step as it is can fit."""
     monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
+    monkeypatch.setattr("shardwright.memory.in_pieces.candidates", lambda fleet: [fleet])
+    monkeypatch.setattr("shardwright.memory.in_pieces._impossible", lambda *_: impossible)
     monkeypatch.setattr(Ladder, "every", ())
     step, args = layered(False, layers=6)
     traced = trace(step, *args)
@@ -70,7 +74,21 @@ def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
     known = traced, fleet(), cast(Any, planner), lambda: False
     ladder = Ladder(traced, fleet(), RECOMPUTING, 1, *known[2:])
     ladder.mixed = False
-    found = InPieces(ladder, Pieces(*known), math.inf).best()
+    return InPieces(ladder, Pieces(*known), math.inf).best(), planner
+
+
+def test_what_keeps_less_is_a_rival_for_pieces_where_no_program_of_the_step_can_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, planner = squeezed(monkeypatch, impossible=True)
+    assert found.cost_s == 1.5 and found.rewriting == planner.order[0] and found.rewriting.recompute
+    assert {2, 4} & {each.microbatches for each in planner.order[1:]}, "pieces may be cheaper"
+
+
+def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found, planner = squeezed(monkeypatch, impossible=False)
     assert found.cost_s == 1.5 and found.rewriting.recompute
     names = [name for name, _ in planner.asked]
     assert names.index("less") < names.index("2")

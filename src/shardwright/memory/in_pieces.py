@@ -128,6 +128,9 @@ class InPieces:
                 # rival for what keeps less.
                 self._cut()
             self.found = better(self.found, ladder.freely(self._least_s))
+        elif self.impossible and not (self._small or ladder.every):
+            # A rival for pieces, which by themselves may have to be many.
+            self.found = better(self.found, ladder.briefly(None, self._least_s))
         if self._small or not self._costs(self._free_s):
             self._cut()
         return None

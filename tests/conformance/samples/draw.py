@@ -76,11 +76,11 @@ class Sample:
 
 SAMPLES: list[Sample] = []
 
-#: Primitives with rules that only later versions of JAX have (polynomial only from 0.12 on), and stages,
-#: which devices run together: `tests/rewriting/test_stages.py` has these.
-ABSENT = frozenset(
-    ("stages", *(name for name in ("log2", "one_minus_square", "polynomial") if not hasattr(lax, name)))
-)
+#: Primitives with rules that only later versions of JAX have (mulhi from 0.10.2 on, polynomial from 0.12).
+_LATER = "log2", "mulhi", "one_minus_square", "polynomial"
+
+#: The same, and stages, which devices run together: `tests/rewriting/test_stages.py` has these.
+ABSENT = frozenset(("stages", *(name for name in _LATER if not hasattr(lax, name))))
 
 
 def sample(*names: str) -> Callable[[Callable[[Draw], Program]], Callable[[Draw], Program]]:

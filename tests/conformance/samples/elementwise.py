@@ -168,8 +168,9 @@ for _name in ("shift_left", "shift_right_logical", "shift_right_arithmetic"):
 _elementwise(
     "shift_right_logical", "unsigned", lax.shift_right_logical, unsigned, partial(shifts, dtype=jnp.uint32)
 )
-_elementwise("mulhi", "unsigned", lax.mulhi, unsigned, unsigned)
-_elementwise("mulhi", "bits", lax.mulhi, bits, bits)
+if "mulhi" not in ABSENT:
+    _elementwise("mulhi", "unsigned", lax.mulhi, unsigned, unsigned)
+    _elementwise("mulhi", "bits", lax.mulhi, bits, bits)
 for _name in ("igamma", "igammac", "igamma_grad_a"):
     _elementwise(_name, "positive", bind(_name), above_one, above_one)
 _elementwise("polygamma", "positive", lambda m, x: lax.polygamma(jnp.round(m), x), above_one, above_one)
