@@ -66,6 +66,7 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, *, impossible: bool) -> tuple[Plan
     monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
     monkeypatch.setattr("shardwright.memory.in_pieces.candidates", lambda fleet: [fleet])
     monkeypatch.setattr("shardwright.memory.in_pieces._impossible", lambda *_: impossible)
+    monkeypatch.setattr("shardwright.memory.in_pieces.few_equations", lambda graph: False)
     monkeypatch.setattr(Ladder, "every", ())
     step, args = layered(False, layers=6)
     traced = trace(step, *args)
