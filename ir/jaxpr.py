@@ -7,6 +7,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import jax
 import numpy as np
 from jax.extend import core as jex
 
@@ -14,7 +15,7 @@ from shardwright.ir.batched import answers, with_one_answer
 from shardwright.ir.errors import TraceError
 from shardwright.ir.graph import Atom, Equation, Forms, Graph, Literal, TensorType, Value
 
-#: Call primitives and the parameter that holds what they call.
+#: Call primitives and the parameter that holds what they call, in jax 0.12 another one of a composite.
 CALLS = {
     "jit": "jaxpr",
     "pjit": "jaxpr",
@@ -29,7 +30,7 @@ CALLS = {
     # kernel of its own does not take the place of.
     "linear_call": "callee",
     "custom_vmap_call": "call",
-    "composite": "jaxpr",
+    "composite": "call_jaxpr" if jax.__version_info__ >= (0, 12) else "jaxpr",
 }
 
 #: What a step does to an array that it may change in place.

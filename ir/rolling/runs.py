@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from shardwright.ir.fingerprint import fingerprint, params_text
 from shardwright.ir.graph import Equation, Graph, Value
 
-#: Periods tried at most, those with which most equations are as the one a period before.
-_PERIODS = 64
+#: Periods tried at most, those with which most equations are as the one a period before; and how many equal
+#: equations there may be in each: of layers of several kinds that take turns, all may be there as often.
+_PERIODS, _EQUAL = 64, 4
 
 #: What takes one of several values, such as a layer's, and where that stands does not matter.
 _TAKES = frozenset({"slice", "squeeze", "dynamic_slice"})
@@ -136,12 +137,15 @@ def stretches(order: Sequence[Equation]) -> list[Stretch]:
 
 
 def _periods(kinds: NDArray[np.int64]) -> list[int]:
-    """Distances between equal equations, those first that most have."""
+    """Distances between equal equations that most have: from one to the next, to the one after, and so on."""
     order = np.argsort(kinds, kind="stable")
-    same = kinds[order][1:] == kinds[order][:-1]
-    distances = np.diff(order)[same]
-    counted = Counter[int](distances.tolist())
-    return [period for period, _ in sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:_PERIODS]]
+    found: list[int] = []
+    for lag in range(1, _EQUAL + 1):
+        same = kinds[order][lag:] == kinds[order][:-lag]
+        counted = Counter[int]((order[lag:] - order[:-lag])[same].tolist())
+        most = sorted(counted.items(), key=lambda item: (-item[1], item[0]))[:_PERIODS]
+        found += [period for period, _ in most]
+    return list(dict.fromkeys(found))
 
 
 def apart(found: Sequence[Stretch]) -> list[Stretch]:

@@ -12,6 +12,7 @@ from rewriting_cases import evaluated, fleet
 
 from shardwright import synthesize
 from shardwright.ir.graph import Graph, Value
+from shardwright.ir.regions import scan_counts
 from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
 from shardwright.ir.trace import trace
 
@@ -48,7 +49,7 @@ def masked(scan: bool) -> tuple[Any, Any]:
 def sizes(graph: Graph) -> list[int]:
     """Elements of what scans have handed in for every iteration as it is."""
     scans = [e for e in graph.equations if e.primitive == "scan"]
-    operands = [atom for e in scans for atom in e.inputs[: e.params["num_consts"]]]
+    operands = [atom for e in scans for atom in e.inputs[: scan_counts(e.params)[0]]]
     return [atom.type.size for atom in operands if isinstance(atom, Value)]
 
 
@@ -58,7 +59,7 @@ def test_scans_broadcast_masks_themselves() -> None:
     scores = ROWS * TOKENS * TOKENS
     closed = jax.make_jaxpr(step)(*args)
     scans = [e for e in closed.jaxpr.eqns if e.primitive.name == "scan"]
-    assert any(v.aval.size == scores for e in scans for v in e.invars[: e.params["num_consts"]])
+    assert any(v.aval.size == scores for e in scans for v in e.invars[: scan_counts(e.params)[0]])
     found = sizes(trace(step, *args).graph)
     assert found and max(found) == TOKENS * TOKENS
     assert synthesize(step, *args, fleet=fleet()).verify(step, *args).ok

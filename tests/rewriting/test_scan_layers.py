@@ -29,6 +29,7 @@ CASES = {
     "cond": (step_of(steps.choosing, optax.sgd(0.1)), (3,), 2),
     "inner scan": (step_of(steps.looping), (3,), 6),
     "two kinds": (step_of(steps.in_turns, layers=4), (2,), 12),
+    "two nearly alike": (step_of(steps.nearly_alike, layers=4), (2,), 12),
     "no residual": (step_of(steps.plain, optax.sgd(0.1, momentum=0.9)), (3,), 4),
     "again": (step_of(jax.checkpoint(steps.residual, static_argnums=(2,))), (3,), 6),
     "aside": (step_of(aside=True), (3,), 6),

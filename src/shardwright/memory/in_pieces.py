@@ -129,7 +129,7 @@ class InPieces:
                 self._cut()
             self.found = better(self.found, ladder.freely(self._least_s))
         elif self.impossible and not (few_equations(self.step.graph) or ladder.every):
-            # A rival for pieces, which by themselves may have to be many. Of few equations it is found in full.
+            # A rival for pieces, which by themselves may have to be many; of few equations, searched in full.
             self.found = better(self.found, ladder.briefly(None, self._least_s))
         if self._small or not self._costs(self._free_s):
             self._cut()
