@@ -73,7 +73,7 @@ def test_a_large_step_comes_in_fewer_pieces_than_fit_where_less_is_kept_of_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("shardwright.memory.rivals.in_a_moment", lambda *_: False)
-    step, args = layered(False, layers=12, batch=1024)
+    step, args = layered(False, layers=13, batch=1024)
     traced = trace(step, *args)
     assert len(traced.graph.equations) > SMALL
     scarce = fleet("1.3 MB", speeds=(20,))
