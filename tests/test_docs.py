@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from click.testing import CliRunner
 
@@ -35,6 +36,9 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 LINKED = (*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md")
 NAMES = [str(page.relative_to(ROOT)) for page in LINKED]
+
+#: With this version of JAX pages were printed. With others steps are traced a little differently.
+PRINTED_WITH = (0, 10, 2)
 
 
 @dataclass(frozen=True)
@@ -114,6 +118,14 @@ def run_bash(block: Block, expected: int) -> str:
     return printed
 
 
+def is_printed(text: str, printed: str) -> bool:
+    """Whether a page says what was printed; but for the numbers, if another version of JAX printed them."""
+    if jax.__version_info__ == PRINTED_WITH:
+        return text == printed
+    words, others = (re.split(r"[\d.,]*\d|[\s|:-]+", each) for each in (text, printed))
+    return words == others
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_code_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -> None:
     text = page.read_text()
@@ -129,7 +141,9 @@ def test_code_runs(page: Path, folder: Path, request: pytest.FixtureRequest) -> 
             if update:
                 rewritten.append((block, printed))
             else:
-                assert block.text == printed, f"line {block.line}: pytest --update-golden shows what changed"
+                assert is_printed(block.text, printed), (
+                    f"line {block.line}: pytest --update-golden shows what changed"
+                )
         elif block.language == "python" and kind != "not":
             printed = run_python(block, page, namespace)
         elif block.language == "bash" and kind != "not":

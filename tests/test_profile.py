@@ -143,13 +143,13 @@ def xla_bytes(example: str) -> int:
 
 @pytest.mark.parametrize("example", TINY)
 def test_the_peak_is_that_of_xla(example: str) -> None:
-    assert 0.98 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
+    assert 0.97 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("example", BASE)
 def test_the_peak_is_that_of_xla_at_full_size(example: str) -> None:
-    assert 0.98 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
+    assert 0.97 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
 
 
 def test_scans_count_as_often_as_they_run() -> None:

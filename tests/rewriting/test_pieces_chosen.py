@@ -76,7 +76,7 @@ def test_a_large_step_comes_in_fewer_pieces_than_fit_where_less_is_kept_of_each(
     step, args = layered(False, layers=13, batch=1024)
     traced = trace(step, *args)
     assert len(traced.graph.equations) > SMALL
-    scarce = fleet("1.3 MB", speeds=(20,))
+    scarce = fleet("1.4 MB", speeds=(20,))
     alone = synthesize_traced(traced, fleet=scarce, recompute="off")
     both = synthesize_traced(traced, fleet=scarce)
     assert alone.fits and both.fits and both.cost_s < 0.9 * alone.cost_s
