@@ -21,7 +21,7 @@ def answers(params: Mapping[str, Any]) -> tuple[int, ...]:
     return params["cond_jaxpr"].out_avals[0].shape
 
 
-def with_one_answer(params: Mapping[str, Any]) -> jex.ClosedJaxpr:
+def with_one_answer(params: Mapping[str, Any]) -> Any:
     """What a `while` of these parameters computes, by a loop that goes on while any of its answers says so.
 
     The answers are carried. Asked for once by the loop and once by its body, which are compiled apart, they

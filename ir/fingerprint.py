@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
-from jax.extend import core as jex
 
 from shardwright.ir.graph import Equation, Graph, per_form, per_graph
 
@@ -48,7 +47,7 @@ def _stable(value: Any) -> str:
         return str(value)
     if isinstance(value, (tuple, list)) and not hasattr(value, "_fields"):
         return "(" + ",".join(map(_stable, cast(Sequence[Any], value))) + ")"
-    if isinstance(value, (jex.Jaxpr, jex.ClosedJaxpr)) or callable(value):
+    if hasattr(value, "eqns") or callable(value):  # a jaxpr, closed or not, or a function
         return type(value).__name__
     if isinstance(value, (set, frozenset)):
         return "{" + ",".join(sorted(map(_stable, cast(frozenset[Any], value)))) + "}"

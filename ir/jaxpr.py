@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import jax
 import numpy as np
@@ -51,6 +51,16 @@ UNKNOWN_LINE = "an unknown source line"
 _REWRITES = str(Path(__file__).parent / "rewrites")
 
 
+class Closed(Protocol):
+    """A jaxpr and the arrays that it closes over: in jax 0.12 a Jaxpr, before that a ClosedJaxpr."""
+
+    @property
+    def jaxpr(self) -> jex.Jaxpr: ...
+
+    @property
+    def consts(self) -> Sequence[Any]: ...
+
+
 class Builder:
     """Collects primitive objects, types and forms over all regions of one trace."""
 
@@ -62,7 +72,7 @@ class Builder:
         self._parts: dict[Any, str] = {}
         self._last: tuple[Any, str] = (None, "")
         self._of_user: dict[Any, bool] = {}
-        self._one_answer: dict[tuple[Any, ...], jex.ClosedJaxpr] = {}
+        self._one_answer: dict[tuple[Any, ...], Closed] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
         return _Region(self).build(jaxpr, consts, caller, part)
@@ -94,7 +104,7 @@ class Builder:
             known = self._of_user[source.traceback] = bool(summary(source))
         return source if known else caller
 
-    def one_answer(self, eqn: jex.JaxprEqn) -> jex.ClosedJaxpr:
+    def one_answer(self, eqn: jex.JaxprEqn) -> Closed:
         """`with_one_answer` of a `while`; one object for equal ones, whose forms are then equal, too."""
         key = tuple(eqn.params.values())
         found = self._one_answer.get(key)
@@ -197,9 +207,7 @@ class _Region:
             if name == "while" and answers(eqn.params):
                 called = builder.one_answer(eqn)
             if called is not None:
-                inner, consts = (
-                    (called.jaxpr, called.consts) if isinstance(called, jex.ClosedJaxpr) else (called, ())
-                )
+                inner, consts = _opened(called)
                 inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
                 self.bind_constants(inner, consts, inner_env)
                 self.walk(inner, inner_env, builder.users(eqn.source_info, caller), part)
@@ -287,15 +295,20 @@ class _Region:
 
 def _solver(
     eqn: jex.JaxprEqn, operands: tuple[int | Literal, ...]
-) -> tuple[jex.ClosedJaxpr, tuple[int | Literal, ...]]:
+) -> tuple[Closed, tuple[int | Literal, ...]]:
     """What a linear solve calls, and with which of its operands: constants of its own, right-hand sides."""
     matvec, vecmat, solve, transposed = eqn.params["const_lengths"]
     first, last = matvec + vecmat, matvec + vecmat + solve
     return eqn.params["jaxprs"].solve, (*operands[first:last], *operands[last + transposed :])
 
 
-def _regions(eqn: jex.JaxprEqn) -> list[jex.ClosedJaxpr]:
-    found: list[jex.ClosedJaxpr] = []
+def _opened(called: Any) -> tuple[jex.Jaxpr, Sequence[Any]]:
+    """A jaxpr and what it closes over; what a checkpoint calls closes over nothing."""
+    return getattr(called, "jaxpr", called), getattr(called, "consts", ())
+
+
+def _regions(eqn: jex.JaxprEqn) -> list[Closed]:
+    found: list[Closed] = []
     for key in REGIONS.get(eqn.primitive.name, ()):
         region = eqn.params[key]
         found.extend(region if isinstance(region, tuple) else (region,))
