@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, cast
@@ -21,6 +21,7 @@ CALLS = {
     "pjit": "jaxpr",
     "closed_call": "call_jaxpr",
     "call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -35,6 +36,9 @@ CALLS = {
 
 #: What a step does to an array that it may change in place.
 MUTABLE = ("new_ref", "get", "swap", "addupdate")
+
+#: A primitive that says what it is made of once somebody asks, such as `jnp.nonzero` in jax 0.12.
+HIGH = "call_hi_primitive"
 
 #: A linear solve that says how it is differentiated. Once that is done, it is a call of what solves.
 SOLVE = "custom_linear_solve"
@@ -72,7 +76,7 @@ class Builder:
         self._parts: dict[Any, str] = {}
         self._last: tuple[Any, str] = (None, "")
         self._of_user: dict[Any, bool] = {}
-        self._one_answer: dict[tuple[Any, ...], Closed] = {}
+        self._made: dict[tuple[Any, ...], Closed] = {}
 
     def graph(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], caller: Any = None, part: str = "") -> Graph:
         return _Region(self).build(jaxpr, consts, caller, part)
@@ -105,15 +109,28 @@ class Builder:
         return source if known else caller
 
     def one_answer(self, eqn: jex.JaxprEqn) -> Closed:
-        """`with_one_answer` of a `while`; one object for equal ones, whose forms are then equal, too."""
-        key = tuple(eqn.params.values())
-        found = self._one_answer.get(key)
+        """`with_one_answer` of a `while`."""
+        return self._once(eqn, lambda: with_one_answer(eqn.params))
+
+    def lowered(self, eqn: jex.JaxprEqn) -> Closed:
+        """What a primitive that can say so is made of, see `HIGH`."""
+        primitive: Any = eqn.primitive
+
+        def made_of(*args: Any) -> Any:
+            return primitive.to_lojax(*args, **eqn.params)
+
+        return self._once(eqn, lambda: jax.make_jaxpr(made_of)(*[atom.aval for atom in eqn.invars]))
+
+    def _once(self, eqn: jex.JaxprEqn, make: Callable[[], Any]) -> Closed:
+        """What takes an equation's place; one object for equal ones, whose forms are then equal, too."""
+        key = (eqn.primitive.name, *eqn.params.values(), *[atom.aval for atom in eqn.invars])
+        found = self._made.get(key)
         if found is None:
             from jax._src import source_info_util  # (no public name for it)
 
-            # What is added stands in the user's line that has the loop.
+            # It stands in the user's line that has the equation.
             with source_info_util.user_context(eqn.source_info.traceback):
-                found = self._one_answer[key] = with_one_answer(eqn.params)
+                found = self._made[key] = make()
         return found
 
     def type_of(self, aval: Any) -> TensorType:
@@ -206,6 +223,8 @@ class _Region:
                 called, operands = _solver(eqn, operands)
             if name == "while" and answers(eqn.params):
                 called = builder.one_answer(eqn)
+            if name == HIGH and not eqn.effects:
+                called = builder.lowered(eqn)
             if called is not None:
                 inner, consts = _opened(called)
                 inner_env: dict[jex.Var, int | Literal] = dict(zip(inner.invars, operands, strict=True))
