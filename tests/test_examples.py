@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,6 @@ def examples_importable() -> Iterator[None]:
 def made(example: str) -> tuple[Any, tuple[Any, ...]]:
     """The step and arguments of an example."""
     module, factory = example.split(":")
-    if module == "vgg19" and find_spec("keras") is None:
-        pytest.skip("keras is not installed (dependency group `examples`)")
     return getattr(importlib.import_module(module), factory)()
 
 

@@ -4,7 +4,6 @@ import importlib
 import math
 import re
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +45,6 @@ def examples_on_path(monkeypatch: pytest.MonkeyPatch) -> None:
 def load(example: str) -> Any:
     """The module of an example, and the name of its factory."""
     module, factory = example.split(":")
-    if module == "vgg19" and find_spec("keras") is None:
-        pytest.skip("keras is not installed (dependency group `examples`)")
     return importlib.import_module(module), factory
 
 

@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +47,6 @@ def examples_importable() -> Iterator[None]:
 @cache
 def made(example: str) -> tuple[Any, tuple[Any, ...]]:
     module, factory = example.split(":")
-    if module == "vgg19" and find_spec("keras") is None:
-        pytest.skip("keras is not installed (dependency group `examples`)")
     return getattr(importlib.import_module(module), factory)()
 
 
@@ -141,15 +138,18 @@ def xla_bytes(example: str) -> int:
     return found.argument_size_in_bytes + fresh + found.temp_size_in_bytes
 
 
+LEAST = 0.98 if jax.__version_info__ == (0, 10, 2) else 0.97  # its XLA is whose rules they are
+
+
 @pytest.mark.parametrize("example", TINY)
 def test_the_peak_is_that_of_xla(example: str) -> None:
-    assert 0.97 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
+    assert LEAST <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("example", BASE)
 def test_the_peak_is_that_of_xla_at_full_size(example: str) -> None:
-    assert 0.97 <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
+    assert LEAST <= profiled(example).peak_bytes / xla_bytes(example) <= 1.05
 
 
 def test_scans_count_as_often_as_they_run() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from trace_cases import Pair, TrainState, X, agrees, by_vjp, primitives
+from trace_cases import Pair, TrainState, X, agrees, by_high, by_vjp, primitives
 
 from shardwright.ir.errors import InputError, TraceError
 from shardwright.ir.graph import Literal, Value
@@ -58,7 +58,7 @@ CALLED: dict[str, Callable[[jax.Array], jax.Array]] = {
     "remat": jax.checkpoint(lambda x: jnp.sin(jnp.sin(x))),
     "gradient of remat": jax.grad(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum()),
     "traced": closed if jax.__version_info__ < (0, 11) else lambda x: jax.jit(jnp.sin).trace(x)(x),
-    "indices of a triangle": lambda x: x[jnp.triu_indices(3)] * 2,
+    "high": by_high,
     "jit of custom_vjp of remat": jax.jit(lambda x: by_vjp(jax.checkpoint(jnp.sin)(x))),
     "linear solve": lambda x: solved(x, x),
     "gradient of linear solve": jax.grad(lambda x: (solved(x, x) ** 2).sum()),

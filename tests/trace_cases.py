@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import hijax
 
 from shardwright.backends.verify import evaluate_graph
 from shardwright.ir.graph import Graph
@@ -53,3 +54,19 @@ def by_vjp(x: jax.Array) -> jax.Array:
 
 
 by_vjp.defvjp(lambda x: (jnp.sin(x), x), lambda x, cotangent: (cotangent * jnp.exp(x),))
+
+
+def by_high(x: jax.Array) -> jax.Array:
+    """By a primitive that says what it is made of: a user's; in later versions of JAX, one of its own."""
+    if not hasattr(hijax, "VJPHiPrimitive"):
+        return x[jnp.triu_indices(3)] * 2
+
+    class Twice(hijax.VJPHiPrimitive):
+        def __init__(self, aval: Any) -> None:
+            self.in_avals, self.out_aval, self.params = (aval,), aval, {}
+            super().__init__()
+
+        def expand(self, x: jax.Array) -> jax.Array:
+            return jnp.sin(x) * 2
+
+    return Twice(jax.typeof(x))(x)

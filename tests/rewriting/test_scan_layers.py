@@ -141,6 +141,7 @@ def test_every_leaf_draws_what_it_drew(generator: str) -> None:
     )
     step, args = step_of(optimizer=optax.chain(noisy, optax.sgd(0.1)), layers=4)
     scanned = scan_layers(step, *args)
+    assert scanned.layers == (4,)
     found, wanted = jax.jit(scanned.step)(*scanned.stack(*args)), jax.jit(step)(*args)
     same(scanned.unstack(found[0])[0], wanted[0])
 
@@ -198,6 +199,7 @@ def test_a_step_of_one_container() -> None:
 
     state = {"params": params, "opt": opt_state}
     scanned = scan_layers(of_one, state, (x, y))
+    assert scanned.layers == (3,)
     found = jax.jit(scanned.step)(*scanned.stack(state, (x, y)))
     same(scanned.unstack(found)[0], jax.jit(of_one)(state, (x, y)))
 
@@ -295,6 +297,7 @@ def test_results_without_leaves_are_kept() -> None:
 
     args = params, opt_state, x, y
     scanned = scan_layers(without_loss, *args)
+    assert scanned.layers == (3,)
     found = jax.jit(scanned.step)(*scanned.stack(*args))
     same(scanned.results(found), jax.jit(without_loss)(*args))
 
@@ -308,4 +311,5 @@ def test_state_that_becomes_state_which_no_layer_reads() -> None:
     _, (params, _, x, _) = step_of(layers=3)
     args = params["blocks"], jax.tree.map(jnp.negative, params["blocks"]), x
     scanned = scan_layers(step, *args)
+    assert scanned.layers == (3,)
     same(scanned.results(jax.jit(scanned.step)(*scanned.stack(*args))), jax.jit(step)(*args))
