@@ -17,10 +17,11 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.flow import reads, writes
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.program import Program, Property
-from shardwright.ir.segments import LoopStep, Schedule, Segment, Step
+from shardwright.ir.segments import Lasting, Looping, Schedule, Segment, Step
 from shardwright.ir.trace import Traced, marked
 
 _T = TypeVar("_T", bound=Hashable)
+_S = TypeVar("_S", bound=Lasting)
 
 
 def check_donate(donate: object) -> None:
@@ -49,16 +50,28 @@ def continued(program: Program, graph: Graph) -> Mapping[Property, Property]:
 
 def taken_over(planned: Schedule) -> Mapping[Step, Mapping[Property, Property]]:
     """By segment of a schedule, what it makes in the memory of what it reads as the last: new -> old."""
-    pairs = continued(planned.program, planned.graph)
+    return over_given(planned.steps, planned.graph, continued(planned.program, planned.graph))
+
+
+def over_given(
+    steps: Sequence[_S], graph: Graph, pairs: Mapping[Property, Property]
+) -> Mapping[_S, Mapping[Property, Property]]:
+    """By segment, what it makes in the memory of something that was given, and that it reads as the last.
+
+    Args:
+        steps: of a schedule or an order, with lifetimes.
+        graph: what they compute.
+        pairs: new -> old, which may give its memory.
+    """
     if not pairs:
         return {}
-    through_loops = {prop for step in planned.steps if isinstance(step, LoopStep) for prop in step.needs}
-    found: dict[Step, Mapping[Property, Property]] = {}
-    for step in planned.steps:
+    # A loop may hand out what came in.
+    through_loops = {prop for step in steps if isinstance(step, Looping) for prop in step.needs}
+    found: dict[_S, Mapping[Property, Property]] = {}
+    for step in steps:
         if isinstance(step, Segment):
             dropped = set(step.drops).intersection(step.needs).difference(through_loops)
             mine = {new: old for new, old in pairs.items() if old in dropped and new in step.gives}
-            graph = planned.graph
             lines = [(reads(i, graph), writes(i, graph)) for i in step.instructions] if mine else ()
             if ready := in_time(lines, mine):
                 found[step] = ready

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias, TypeVar
+from typing import Protocol, TypeAlias, TypeVar, runtime_checkable
 
 from shardwright.ir.flow import Flow, inputs, is_local, outputs, reads, writes
 from shardwright.ir.graph import Graph, TensorType
@@ -118,6 +118,14 @@ class Lasting(Protocol):
     def gives(self) -> tuple[Property, ...]: ...
     @property
     def drops(self) -> tuple[Property, ...]: ...
+
+
+@runtime_checkable
+class Looping(Lasting, Protocol):
+    """A loop that the host runs, as such a step."""
+
+    @property
+    def loop(self) -> Loop: ...
 
 
 _S = TypeVar("_S", bound=Lasting)

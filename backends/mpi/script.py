@@ -26,6 +26,7 @@ from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
+from shardwright.ir.carried import handed_over, in_place, read_by, written_over
 from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Equation, Literal, TensorType
 from shardwright.ir.placement import Placement
@@ -107,8 +108,12 @@ class Script:
         program, graph = order.program, order.graph
         self._inputs = [self._slot(prop) for prop in inputs(program, graph)]
         self._constants = [jnp.asarray(array) for array in graph.constants.values()]
-        self.bodies: list[Script] = []
-        self._donated = given_away(order, donated, machine.device.index, len(machine.device.ratios))
+        #: Of every loop its bodies, and the operands that these carry on in their place.
+        self._loops = {step: self._carrying(step) for step in order.steps if isinstance(step, Repeat)}
+        self.bodies = [body for bodies, _ in self._loops.values() for body in bodies]
+        begun = {step: handed_over(order, step, kept) for step, (_, kept) in self._loops.items()}
+        device = machine.device
+        self._donated = given_away(order, donated, device.index, len(device.ratios), begun)
         self._functions: dict[Segment, Local] = {}
         self._stages: dict[Relay, Stage] = {}
         self._flights: dict[int, int] = {}
@@ -342,18 +347,34 @@ class Script:
 
     def _repeat(self, step: Repeat) -> Do:
         machine = self.machine
-        bodies = [Script(body, machine) for body in step.bodies]
-        self.bodies += bodies
+        bodies, kept = self._loops[step]
         equation, signature = self.order.graph.equations[step.loop.equation], step.loop.signature
         reads, gives = self._ends(equation, signature)
+        operands, begun = read_by(step, self.order.graph), self._donated[step]
+        copied = [k for k in kept if operands[k] not in begun]
 
         def loop(env: Env) -> None:
             args = [read(env) for read in reads]
+            for k in copied:
+                args[k] = None if args[k] is None else jnp.copy(args[k])
             results = iterate(equation, signature, args, bodies, machine)
             for slot, result in zip(gives, results, strict=True):
                 env[slot] = result
 
         return loop
+
+    def _carrying(self, step: Repeat) -> tuple[list[Script], frozenset[int]]:
+        """The bodies of a loop, and the positions of the operands that these carry on in their place."""
+        equation = self.order.graph.equations[step.loop.equation]
+        bodies, kept = list[Script](), frozenset[int]()
+        for number, body in enumerate(step.bodies):
+            over = written_over(body, equation, number)
+            script = Script(body, self.machine, {old for pairs in over.values() for old in pairs.values()})
+            bodies.append(script)
+            # Where a message carries it meanwhile, a segment takes no memory after all.
+            taken = {prop for props in script._donated.values() for prop in props}
+            kept |= in_place(body, equation, number, taken)
+        return bodies, kept
 
     def _ends(self, equation: Equation, signature: Signature) -> tuple[list[Callable[[Env], Any]], list[int]]:
         """What reads every operand of an equation, and the slots of its results."""

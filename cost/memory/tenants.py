@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 
 from shardwright.cost.memory.stretches import cut_at_exchanges, exchanges
+from shardwright.cost.memory.tenancy import Bytes, Tenants
 from shardwright.cost.memory.written import Written
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import ALIASES
+from shardwright.ir.carried import Carry, carried_on, carries
 from shardwright.ir.collectives import registry
 from shardwright.ir.donation import continued, in_time
-from shardwright.ir.graph import Graph, TensorType, Value, value_types
+from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
-from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
-from shardwright.ir.regions import entering
+from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
+from shardwright.ir.regions import boundary, entering
 from shardwright.ir.registry import registry as operations
 from shardwright.ir.table import Flags, Numbers
 from shardwright.ir.wires import Number, apart, wires
 
-#: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
-Bytes: TypeAlias = tuple[float, ...]
 Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
 _NOTHING = TensorType((0,), "float32")
 _BYTE = TensorType((1,), "uint8")
-#: A tenant that may be written over one of others, and when.
-_Over: TypeAlias = tuple[int, tuple[int, ...], int]
 
 
 def moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size) -> Floats:
@@ -49,41 +47,6 @@ def front(rows: Floats) -> Floats:
     return ordered[ordered[:, 1] > best]
 
 
-class _Tenants:
-    """What a program establishes, in order; a property that is established anew is another tenant.
-
-    Attributes:
-        stretch: the stretch between exchanges in which it is made; -1 for what is given.
-        sources: tenants in memory that it is read from: itself, or what it is computed from.
-        first, last: when its buffer is there; -1, -1 without one.
-        size: of its buffer, as `Size` has it.
-        leaves: tenants that another stretch reads, or that are handed out.
-        later: those of them that one other stretch computes itself, from what is given: that is there anyway
-            (`shardwright/ir/late.py`).
-        over: tenants that may be written over operands, with these and the moment.
-    """
-
-    def __init__(self, count: int) -> None:
-        self.stretch: list[int] = []
-        self.sources: list[tuple[int, ...]] = [(number,) for number in range(count)]
-        self.first = [-1] * count
-        self.last = [-1] * count
-        self.size: list[Bytes] = [(0.0, 0.0)] * count
-        self.leaves: set[int] = set()
-        self.later: set[int] = set()
-        self.over: list[_Over] = []
-
-    def write(self, number: int, time: int, size: Bytes) -> None:
-        self.first[number] = self.last[number] = time
-        self.sources[number] = (number,)
-        self.size[number] = size
-
-    def read(self, numbers: tuple[int, ...], time: int) -> None:
-        for number in numbers:
-            if self.last[number] < time:
-                self.last[number] = time
-
-
 class _Walk:
     """Follows the instructions of a program, or of a loop's body, and notes who is in memory when."""
 
@@ -94,7 +57,7 @@ class _Walk:
         self.stretches, self.ends = cut_at_exchanges(program, graph)
         self.wires = wires(program, graph)
         given = len(graph.inputs) + len(graph.constants)
-        self.tenants = _Tenants(given + sum(map(len, self.wires.makes)))
+        self.tenants = Tenants(given + sum(map(len, self.wires.makes)))
         self.current: dict[Number, int] = {}
         self.given: dict[Number, int] = {}
         self.reads: list[tuple[int, ...]] = []
@@ -106,6 +69,11 @@ class _Walk:
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
         self.beside: list[tuple[int, int, Bytes]] = []
         self.inner: list[tuple[int, Floats]] = []
+        #: (time, tenant) of loops that the host runs: results that are counted inside, and what is carried on
+        #: in its place; stretches of exchanges and such loops.
+        self.inside: list[tuple[int, int]] = []
+        self.begun: list[tuple[int, int]] = []
+        self.talking: set[int] = set()
         self._establish()
         #: By number; and bytes by type and number.
         self.placements = list(self.wires.numbers)
@@ -230,6 +198,8 @@ class _Walk:
             if number in tenants.leaves:
                 self._write(number, time, code, sources)
             return
+        if isinstance(instruction, Move) or exchanges(instruction, self.graph):
+            self.talking.add(self.stretches[time])
         for number, code in zip(made, makes, strict=True):
             self._write(number, time, code, sources)
         tenants.read(sources, time)
@@ -278,11 +248,33 @@ class _Walk:
         equation = self.graph.equations[loop.equation]
         helds, hosted = self.held.regions[loop.equation], exchanges(loop, self.graph)
         ends = zip(loop.bodies, equation.regions, helds, strict=True)
+        kept: set[int] = set()
         for number, (body, inside, held) in enumerate(ends):
-            peaks = front(moments(body, inside, held, top=False, size=self.size))
-            for i in sorted(entering(equation, number)) if hosted else ():  # rows of operands are copies
-                peaks = peaks + self.size(inside.inputs[i].type, body.inputs[i])
+            walk = _Walk(body, inside, held, self.size, top=False)
+            peaks = front(walk.moments())
+            if hosted:
+                for i in sorted(entering(equation, number)):  # rows of operands are copies
+                    peaks = peaks + self.size(inside.inputs[i].type, body.inputs[i])
+                kept |= walk.kept(carries(equation, number))
             self.inner.append((time, peaks))
+        if hosted:
+            self._count_once(time, equation, kept)
+
+    def _count_once(self, time: int, equation: Equation, kept: Collection[int]) -> None:
+        """Note what of a loop that the host runs is counted inside (see `shardwright/ir/carried.py`)."""
+        stacked = {port.outer for port in boundary(equation).outs if port.stacked}
+        self.inside.extend((time, made) for k, made in enumerate(self.made[time]) if k not in stacked)
+        read = self.reads[time]
+        operands = [k for k, atom in enumerate(equation.inputs) if isinstance(atom, Value)]
+        for operand, number in zip(operands, read, strict=True):
+            if operand in kept and read.count(number) == 1:
+                self.begun.append((time, number))
+
+    def kept(self, some: Sequence[Carry]) -> set[int]:
+        """The operands of the loop of which this is the body that it carries on in their place."""
+        # What is given is numbered as the inputs are.
+        olds = {before for _, before in self._over_given(carried_on(self.program, self.graph, some))}
+        return {carry.operand for carry in some if carry.into in olds}
 
     def moments(self) -> Floats:
         """(time, columns of a `Size`): bytes while each instruction runs."""
@@ -300,8 +292,22 @@ class _Walk:
             np.subtract.at(change, np.minimum(table[:, 1].astype(np.intp), end + 1), table[:, 2:])
         over_time = change.cumsum(axis=0)[: end + 1]
         # While a loop runs, what it stacks up is allocated already.
-        extra = [over_time[time] + inside for time, inside in self.inner]
+        once = self._counted_inside()
+        extra = [over_time[time] + inside - once.get(time, 0.0) for time, inside in self.inner]
         return np.concatenate([over_time, *extra])
+
+    def _counted_inside(self) -> dict[int, Floats]:
+        """Of loops that the host runs, by time: what they begin with in its place, and most results."""
+        tenants, found = self.tenants, dict[int, Floats]()
+        mine = list(self.inside)
+        for time, number in self.begun:
+            made = tenants.sources[number] == (number,) and tenants.stretch[number] not in (-1, *self.talking)
+            if made and tenants.last[number] <= time:
+                mine.append((time, number))
+        for time, number in mine:
+            if tenants.first[number] >= 0:
+                found[time] = found.get(time, 0.0) + np.array(tenants.size[number])
+        return found
 
     def _stay(self) -> None:
         """What leaves its stretch, or is handed out, stays for longer than it is read."""
@@ -354,7 +360,13 @@ class _Walk:
 
     def _taken_over(self) -> Iterator[tuple[int, Bytes]]:
         """Tenants that are written over donated state, with its size; see `shardwright.ir.donation`."""
-        if not self.top or not self.graph.donated:
+        if self.top and self.graph.donated:
+            for after, _ in self._over_given(continued(self.program, self.graph)):
+                yield after, self.tenants.size[after]
+
+    def _over_given(self, over: Mapping[Property, Property]) -> Iterator[tuple[int, int]]:
+        """Tenants that are written over what is given, with that, as far as new -> old says that they may."""
+        if not over:
             return
         tenants, number_of = self.tenants, self.wires.number
         through_loops = {
@@ -364,7 +376,7 @@ class _Walk:
             for number in read
         }
         pairs: dict[int, dict[int, int]] = {}
-        for new, old in continued(self.program, self.graph).items():
+        for new, old in over.items():
             before = self.given[number_of(old.value, old.placement)]
             sources = tenants.sources[self.current[number_of(new.value, new.placement)]]
             if len(sources) != 1 or before in through_loops:
@@ -374,15 +386,12 @@ class _Walk:
             alike = tenants.size[after] == self.size(self.types[old.value], old.placement)
             if alike and stretch >= 0 and stretch == self.read_last.get(before):
                 pairs.setdefault(stretch, {})[after] = before
-        if not pairs:
-            return
         lines: dict[int, list[tuple[tuple[int, ...], Sequence[int]]]] = {}
         for stretch, read, made in zip(self.stretches, self.reads, self.made, strict=True):
             if stretch in pairs:
                 lines.setdefault(stretch, []).append((read, made))
         for stretch, mine in pairs.items():
-            for after in in_time(lines[stretch], mine):
-                yield after, tenants.size[after]
+            yield from in_time(lines[stretch], mine).items()
 
 
 def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -17,13 +17,15 @@ import jax.numpy as jnp
 import mpi_part
 import numpy as np
 from cases import DTYPES, Case, before, cases, expected, same
+from greedy import build
 from mpi4py import MPI
-from steps import STEPS
+from steps import STEPS, summed
 
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.layout import cut
 from shardwright.backends.mpi.executable import MpiExecutable, abort_on_error
 from shardwright.backends.run_options import RunOptions
+from shardwright.backends.schedule.acts import Repeat
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
@@ -33,6 +35,7 @@ from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_from_json
 from shardwright.ir.trace import trace
 from shardwright.ir.wiring import Seats, Wiring
+from shardwright.memory.device_memory import device_memory
 
 comm = MPI.COMM_WORLD
 every = "every" in sys.argv
@@ -211,6 +214,7 @@ def check_arrays() -> None:
     except PlanError as error:
         check(f"mpiexec -n {comm.size + 1}" in str(error), "the remedy names the number of ranks")
     check_given_away(ratios)
+    check_carried(ratios)
     if comm.size > 1:
         check_resync(traced, args, ratios)
 
@@ -239,6 +243,48 @@ def check_given_away(ratios: tuple[float, ...]) -> None:
         for other, value in zip(others, wanted, strict=True):
             check(np.array_equal(other.gather(), value), "what was handed out beside it is still there")
         check(np.array_equal(here.gather(), x), "and so is what was passed in")
+
+
+def check_carried(ratios: tuple[float, ...]) -> None:
+    """What a loop carries stays in one place, where nobody else has it; memory is what the model says."""
+    step, args = summed(2048)
+    traced = trace(step, *args)
+    program = build(traced.graph, [R, Shard(1), Shard(0)])
+    run = MpiExecutable(traced, program, ratios, comm)
+    run.warm_up()
+    assert run.script is not None
+    ((bodies, kept),) = run.script._loops.values()
+    (loop,) = (given for do, given in run.script._donated.items() if isinstance(do, Repeat))
+    check((sorted(kept), len(loop)) == ([2, 3, 4, 5], 1), f"{sorted(kept)} are carried on, from {loop}")
+    most, before = 0, live()
+
+    def watched(do: Any) -> Any:
+        def then(env: list[Any]) -> None:
+            nonlocal most
+            do(env)
+            most = max(most, live())
+
+        return then
+
+    for script in (run.script, *bodies):
+        script.steps = [watched(do) for do in script.steps]
+    given = [jnp.asarray(each) for each in args]
+    first, second = run(*given), run(*given)
+    for got, same_, wanted in zip(first, second, jax.tree.leaves(jax.jit(step)(*given)), strict=True):
+        check(close(got.gather(), np.asarray(wanted), 1e-5), "sums over pieces")
+        check(np.array_equal(got.local, same_.local), "nothing is left of the step before")
+    for mine, each in zip(given, args, strict=True):
+        check(np.array_equal(mine, each), "arguments are the caller's")
+    planned = device_memory(program, traced.graph, ratios, comm.rank)
+    # The caller has both arguments and, of the second step, the results of the first.
+    beside = sum(each.nbytes for each in given) + sum(result.local.nbytes for result in first)
+    most -= before + beside
+    check(most <= planned.peak_bytes * 1.02, f"{most} bytes of {planned.peak_bytes}")
+
+
+def live() -> int:
+    """Bytes of all arrays of this rank."""
+    return sum(each.nbytes for each in jax.live_arrays() if not each.is_deleted())
 
 
 def check_resync(traced: Any, args: Any, ratios: tuple[float, ...]) -> None:

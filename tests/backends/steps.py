@@ -97,6 +97,30 @@ def batched() -> tuple[Step, tuple[Any, ...]]:
     return step, (array(7, 5), array(5, 4, seed=1))
 
 
+def summed(width: int = 5) -> tuple[Step, tuple[Any, ...]]:
+    """Sums over pieces of a batch, begun and carried on in all ways that there are.
+
+    A sum that is carried once more as it was; a sum of its own; two that begin with one tensor; one that
+    begins with an argument, one with a number; and what is made anew, and handed on twice.
+    """
+
+    def step(w: jax.Array, x: jax.Array, v: jax.Array) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        def piece(carry: tuple[jax.Array, ...], rows: jax.Array) -> tuple[tuple[jax.Array, ...], jax.Array]:
+            late, alone, one, other, moved, size, _, _, _ = carry
+            h = jnp.tanh(rows @ w)
+            g = rows.T @ h
+            sums = late + g, alone + 3 * g, one - g, other + 2 * g, 0.9 * moved, size + jnp.sum(h)
+            return (*sums, g, g, late), jnp.mean(rows)
+
+        zeros, ones = jnp.zeros_like(w), jnp.ones_like(w)
+        others = [jnp.full_like(w, number) for number in (2, 3, 4)]
+        begun = ones / 5, zeros, ones, ones, v, jnp.float32(0.0), *others
+        (late, alone, one, other, moved, *rest), means = jax.lax.scan(piece, begun, x)
+        return moved + alone, (late, one, other, *rest, means)
+
+    return step, (0.5 * array(6, width), array(4, 7, 6, seed=1), array(6, width, seed=2))
+
+
 def half() -> tuple[Step, tuple[Any, ...]]:
     """bfloat16 activations with float32 master weights."""
 
@@ -116,6 +140,7 @@ STEPS: dict[str, Callable[[], tuple[Step, tuple[Any, ...]]]] = {
     "scanned": scanned,
     "controlled": controlled,
     "batched": batched,
+    "summed": summed,
     "half": half,
 }
 

@@ -40,14 +40,21 @@ RATIOS = {1: (1.0,), 2: (0.7, 0.3), 3: (0.5, 0.0, 0.5), 4: (0.4, 0.1, 0.2, 0.3)}
 # (step, start, seed of the builder) on each number of ranks.
 PROGRAMS = {
     1: [],
-    2: [("mlp", "zero", None), ("scanned", "data", 0), ("batched", "data", None)],
+    2: [("mlp", "zero", None), ("scanned", "data", 0), ("batched", "data", None), ("summed", "last", 1)],
     3: [
         ("mlp", "data", 1),
         ("scanned", "last", None),
         ("controlled", "data", None),
         ("batched", "data", None),
+        ("summed", "zero", None),
     ],
-    4: [("mlp", "last", None), ("controlled", "zero", 0), ("batched", "zero", 0), ("half", "data", None)],
+    4: [
+        ("mlp", "last", None),
+        ("controlled", "zero", 0),
+        ("batched", "zero", 0),
+        ("half", "data", None),
+        ("summed", "last", None),
+    ],
 }
 
 

@@ -3,12 +3,13 @@
 Between two exchanges a device runs one compiled program: what is held outside of it, its results, and its
 scratch (`scratch.py`, on the device's own shapes). An exchange takes its result, and what it packs or pads.
 Arguments are the caller's: the old state is there until the new one is whole, unless it is donated
-(`shardwright/ir/donation.py`).
+(`shardwright/ir/donation.py`). What a loop carries from iteration to iteration stays in one place
+(`shardwright/ir/carried.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,12 +19,13 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
+from shardwright.ir.carried import handed_over, in_place, stacked, written_over
 from shardwright.ir.donation import taken_over
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Placement
 from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import entering
-from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Relay, Schedule, Segment, schedule
+from shardwright.ir.segments import Away, Back, Exchange, LoopStep, Relay, Schedule, Segment, Step, schedule
 from shardwright.ir.stages import carried_on
 from shardwright.memory.kinds import Kinds
 from shardwright.memory.scratch import Scratch
@@ -74,7 +76,8 @@ class Walk:
     """A verified program, step by step of its schedule; what does not depend on ratios is worked out once."""
 
     def __init__(self, program: Program, graph: Graph) -> None:
-        self._steps = _Steps(schedule(program, graph))
+        planned = schedule(program, graph)
+        self._steps = _Steps(planned, taken_over(planned))
         self._inputs = [(v.type, p) for v, p in zip(graph.inputs, program.inputs, strict=True)]
         self._constants = sum(value.type.nbytes for value in graph.constants)
 
@@ -113,14 +116,31 @@ class Walk:
 
 
 class _Steps:
-    """The steps of a schedule, and of the loops in it."""
+    """The steps of a schedule, and of the loops in it.
 
-    def __init__(self, planned: Schedule) -> None:
+    Args:
+        planned: the schedule.
+        over: by segment, what it makes in the place of what it reads as the last.
+    """
+
+    def __init__(self, planned: Schedule, over: Mapping[Step, Mapping[Property, Property]]) -> None:
         self.planned = planned
-        self._over = taken_over(planned)
-        self._scratch = Scratch(planned, self._over)
-        loops = [step for step in planned.steps if isinstance(step, LoopStep)]
-        self._bodies = {step: [_Steps(body) for body in step.bodies] for step in loops}
+        self._over = over
+        self._scratch = Scratch(planned, over)
+        self._bodies: dict[LoopStep, list[_Steps]] = {}
+        #: What loops begin with in the place where it was made.
+        self._handed: dict[LoopStep, frozenset[Property]] = {}
+        for step in planned.steps:
+            if isinstance(step, LoopStep):
+                equation = planned.graph.equations[step.loop.equation]
+                kept = frozenset[int]()
+                self._bodies[step] = []
+                for number, body in enumerate(step.bodies):
+                    inside = written_over(body, equation, number)
+                    self._bodies[step].append(_Steps(body, inside))
+                    taken = {old for pairs in inside.values() for old in pairs.values()}
+                    kept |= in_place(body, equation, number, taken)
+                self._handed[step] = handed_over(planned, step, kept)
 
     def moments(self, graphs: LocalGraphs, outside: int) -> list[Moment]:
         """Of every step, on the device of `graphs`, which has so many bytes of others."""
@@ -156,7 +176,11 @@ class _Steps:
             elif isinstance(step, Relay):
                 own, what = self._relay(step, graphs) + sum(map(size, step.gives)), "stages"
             else:
-                own, what = self._loop(step, graphs) + sum(map(size, step.gives)), "loop"
+                for prop in self._handed[step]:
+                    made.pop(prop, None)
+                # What it carries, or a branch makes, is counted inside.
+                rows = sum(map(size, stacked(step, self.planned.graph)))
+                own, what = self._loop(step, graphs) + rows, "loop"
             found.append(Moment(what, step.first, outside + sum(made.values()), own))
             made.update((prop, size(prop)) for prop in step.gives)
             for prop in step.drops:

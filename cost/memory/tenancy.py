@@ -1,0 +1,45 @@
+"""What a program establishes, and when its buffers are there: see `tenants.py`."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+#: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
+Bytes: TypeAlias = tuple[float, ...]
+#: A tenant that may be written over one of others, and when.
+Over: TypeAlias = tuple[int, tuple[int, ...], int]
+
+
+class Tenants:
+    """What a program establishes, in order; a property that is established anew is another tenant.
+
+    Attributes:
+        stretch: the stretch between exchanges in which it is made; -1 for what is given.
+        sources: tenants in memory that it is read from: itself, or what it is computed from.
+        first, last: when its buffer is there; -1, -1 without one.
+        size: of its buffer, as `Size` has it.
+        leaves: tenants that another stretch reads, or that are handed out.
+        later: those of them that one other stretch computes itself, from what is given: that is there anyway
+            (`shardwright/ir/late.py`).
+        over: tenants that may be written over operands, with these and the moment.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.stretch: list[int] = []
+        self.sources: list[tuple[int, ...]] = [(number,) for number in range(count)]
+        self.first = [-1] * count
+        self.last = [-1] * count
+        self.size: list[Bytes] = [(0.0, 0.0)] * count
+        self.leaves: set[int] = set()
+        self.later: set[int] = set()
+        self.over: list[Over] = []
+
+    def write(self, number: int, time: int, size: Bytes) -> None:
+        self.first[number] = self.last[number] = time
+        self.sources[number] = (number,)
+        self.size[number] = size
+
+    def read(self, numbers: tuple[int, ...], time: int) -> None:
+        for number in numbers:
+            if self.last[number] < time:
+                self.last[number] = time
