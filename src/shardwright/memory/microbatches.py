@@ -108,7 +108,9 @@ class Pieces:
             if best is not None and best.cost_s <= self.planner.settled(best).bound_s * (1 + self.near):
                 break  # the bound of more pieces is no less than that of these
             if best is None and stays > 1 and pieces > first:
-                break  # another program of as many pieces again was no smaller
+                # Another program of as many pieces again was no smaller.
+                best = self._at_most(pieces, rival_s)
+                break
             pieces *= 2
         pieces = first // 2
         while pieces > 1 and best is not None and not self.late():
@@ -119,6 +121,22 @@ class Pieces:
                 break
             best = better(best, plan)
             pieces //= 2
+        return best
+
+    def _at_most(self, pieces: int, rival_s: float) -> Plan | None:
+        """The cheapest plan that fits in the most pieces, and in fewer until none does, but in more than `pieces`.
+
+        What is gathered for every piece is gathered so often then that the best program is quite another one.
+        """
+        best: Plan | None = None
+        number = MOST_PIECES
+        while number > pieces and not self.late():
+            plan = self._brief(number, min(rival_s, cost_of(best)))
+            comes = number in self.tried
+            if comes and (plan is None or not plan.fits):
+                break
+            best = better(best, plan)
+            number //= 2
         return best
 
     def _elsewhere(self, pieces: int, rival_s: float) -> bool:
