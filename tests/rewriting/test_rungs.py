@@ -299,16 +299,25 @@ class Cut:
         return plan
 
 
-@pytest.mark.parametrize(("devices", "asked"), [(2, [2, 4]), (1, [2, 4, 8])])
+@pytest.mark.parametrize(
+    ("devices", "more", "asked", "fits"),
+    [
+        pytest.param(1, {8: 0.9}, [2, 4, 8], True, id="not on the same devices"),
+        pytest.param(2, {8: 0.9}, [2, 4, 64], False, id="more than fits"),
+        # In the most pieces the best program may be quite another one; fewer of them are cheaper.
+        pytest.param(2, {32: 1.1, 64: 0.9}, [2, 4, 64, 32], True, id="less in the most pieces"),
+    ],
+)
 def test_how_much_stays_in_however_many_pieces_is_told_on_the_same_devices(
-    devices: int, asked: list[int]
+    devices: int, more: dict[int, float], asked: list[int], fits: bool
 ) -> None:
     """In a quarter of the batch each takes nearly as much as before: most of it stays, or less than fits."""
     traced = _six_layers()
     made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
-    planner = Cut(made, {2: (1.9, devices), 4: (1.4, devices), 8: (0.9, devices)})
+    taken = {2: 1.9, 4: 1.4} | more
+    planner = Cut(made, {pieces: (part, devices) for pieces, part in taken.items()})
     found = Pieces(traced, fleet(), cast(Any, planner), lambda: False).briefly(np.inf, (1.9, 2))
-    assert planner.asked == asked and (found is None) == (devices == 2)
+    assert planner.asked == asked and (found is not None) == fits
 
 
 @pytest.mark.parametrize("outside_s", [0.5, 2.5])
