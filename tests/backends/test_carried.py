@@ -1,0 +1,92 @@
+"""What a loop of the host carries stays in one place: what is written over, and what memory that takes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from greedy import build
+from steps import summed
+
+from shardwright.cost.memory.liveness import footprint
+from shardwright.ir.carried import carries, handed_over, in_place, read_by, stacked, written_over
+from shardwright.ir.graph import Graph
+from shardwright.ir.placement import R, Shard
+from shardwright.ir.program import Program, Property
+from shardwright.ir.segments import LoopStep, Schedule, schedule
+from shardwright.ir.trace import trace
+from shardwright.memory import walk
+from shardwright.memory.device_memory import device_memory
+
+WIDTH = 2048
+RATIOS = (0.5, 0.5)
+
+
+@pytest.fixture(scope="module")
+def summing() -> tuple[Program, Graph]:
+    """A loop that is run by the host, since it reduces and scatters what it adds up."""
+    step, args = summed(WIDTH)
+    graph = trace(step, *args).graph
+    return build(graph, [R, Shard(1), Shard(0)]), graph
+
+
+def the_loop(planned: Schedule) -> LoopStep:
+    (loop,) = (step for step in planned.steps if isinstance(step, LoopStep))
+    return loop
+
+
+def test_what_is_read_as_the_last_is_written_over(summing: tuple[Program, Graph]) -> None:
+    planned = schedule(*summing)
+    loop = the_loop(planned)
+    equation, (body,) = planned.graph.equations[loop.loop.equation], loop.bodies
+    over = written_over(body, equation, 0)
+    taken = {old for pairs in over.values() for old in pairs.values()}
+    for step, pairs in over.items():
+        for new, old in pairs.items():
+            assert new in step.gives and old in step.needs and new.placement == old.placement
+            later = body.steps[body.steps.index(step) + 1 :]
+            assert all(old not in each.needs for each in later)
+    # Not what is carried once more as it was, nor what is handed on twice, nor a number that is reduced.
+    names = ["late", "alone", "one", "other", "moved", "size", "twice", "twice again", "late before"]
+    kept = in_place(body, equation, 0, taken)
+    mine = zip(names, carries(equation, 0), strict=True)
+    assert [name for name, carry in mine if carry.operand in kept] == ["alone", "one", "other", "moved"]
+    # Of these only one begins with what nobody else has: the others with one tensor, and with an argument.
+    begun = [read_by(loop, planned.graph)[carry.operand] for carry in carries(equation, 0)]
+    assert handed_over(planned, loop, kept) == {begun[names.index("alone")]}
+    # The means, of which every iteration makes one.
+    assert [planned.types[prop.value].shape for prop in stacked(loop, planned.graph)] == [(4,)]
+
+
+def test_memory_counts_it_once(summing: tuple[Program, Graph], monkeypatch: pytest.MonkeyPatch) -> None:
+    program, graph = summing
+
+    def while_it_runs() -> int:
+        (moment,) = (m for m in device_memory(program, graph, RATIOS, 0).moments if m.what == "loop")
+        return moment.nbytes
+
+    once = while_it_runs()
+    monkeypatch.setattr(walk, "written_over", lambda *args: {})
+    one = 6 * WIDTH * 4 // 2
+    # At its fullest, three were made beside what was carried in, and one is there as the loop began.
+    assert while_it_runs() == pytest.approx(once + 4 * one, rel=1e-3)
+
+
+def test_the_model_of_memory_counts_it_once(summing: tuple[Program, Graph]) -> None:
+    program, graph = summing
+    found = footprint(program, graph).peak(np.array(RATIOS))
+    peak = device_memory(program, graph, RATIOS, 0).peak_bytes
+    assert found[0] == pytest.approx(peak, rel=0.1)
+
+
+def test_what_is_handed_out_is_not_written_over(summing: tuple[Program, Graph]) -> None:
+    planned = schedule(*summing)
+    loop = the_loop(planned)
+    (body,) = loop.bodies
+    equation = planned.graph.equations[loop.loop.equation]
+    handed_out = {
+        Property(atom.index, at)
+        for atom, at in zip(body.graph.outputs, body.program.outputs, strict=True)
+        if hasattr(atom, "index")
+    }
+    over = written_over(body, equation, 0)
+    assert not handed_out.intersection(old for pairs in over.values() for old in pairs.values())
