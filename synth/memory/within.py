@@ -336,17 +336,31 @@ def hopeless(turns: Turns, renting: Callable[[], Renting], free_s: float, rival_
 
 
 def _smallest(turns: Turns, found: Candidate, renting: Renting) -> Candidate:
-    """The program found under the highest rent, at the same ratios, in the order that needs least."""
-    limits, ratios = renting.limits.nbytes, found.ratios
+    """The program found under the highest rent, in the least order: at the same ratios, or by memory."""
+    limits = renting.limits.nbytes
+    here = _smallest_at(turns, found, renting, found.ratios)
+    by_memory = tuple(limit / sum(limits) for limit in limits)
+    if here.over <= _FEARED or by_memory == found.ratios:
+        return here
+    there = _smallest_at(turns, found, renting, by_memory)
+    return there if there.over < here.over else here
+
+
+def _smallest_at(turns: Turns, found: Candidate, renting: Renting, ratios: tuple[float, ...]) -> Candidate:
+    """The same at some ratios."""
     with turns.timer.search():
         prices = Prices.at(turns.listed, ratios)
-        solution = renting.solve(prices, ratios, SCALES[-1] * found.cost_s / sum(limits), turns.stop)
+        rent_s = SCALES[-1] * found.cost_s / sum(renting.limits.nbytes)
+        solution = renting.solve(prices, ratios, rent_s, turns.stop)
         turns.searches, turns.expanded = turns.searches + 1, turns.expanded + solution.expanded
     with turns.timer.ratios():
         program = emit(turns.space, solution.assignment, prices, turns.extra)
-    there = in_least(turns, program, ratios)
-    if there is not None:
-        return there
+    least = in_least(turns, program, ratios)
+    if least is not None and (least.fits or least.ratios == ratios):
+        return least
     with turns.timer.ratios():
+        # Nothing in the linear program keeps the ratios small where its program cannot fit.
+        program = program if least is None else least.program
         items, memory = charges(program, renting.graph, turns.model), turns.judge.footprint(program)
-        return candidate(turns, program, ratios, items, memory)
+        here = candidate(turns, program, ratios, items, memory)
+    return here if least is None or here.over < least.over else least

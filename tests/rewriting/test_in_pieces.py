@@ -120,6 +120,9 @@ class Searching:
         ({2: 1.4, 4: 1.3, 8: 1.05}, {8: 3.0}, [8, 4]),
         # Where nothing fits yet, all are searched.
         ({2: 1.9, 4: 1.7, 8: 1.6}, {2: 3.0}, [8, 4, 2]),
+        # So are fewer that lack as much, while they are made to fit, and are cheaper.
+        ({2: 1.9, 4: 1.63, 8: 1.6}, {4: 2.5, 8: 3.0}, [8, 4, 2]),
+        ({2: 1.63, 4: 1.62, 8: 1.6}, {8: 3.0}, [8, 4]),
         # A program without a limit says that these are no cheaper.
         ({2: 1.2, 4: 1.15, 8: 1.05}, {8: 0.9}, [8]),
     ],
@@ -135,7 +138,8 @@ def test_pieces_that_lack_least_are_searched_first(
     limits = [device.type.memory_bytes for device in made.fleet.devices]
     for pieces, over in lacks.items():
         changed = replace(traced, rewriting=Rewriting(microbatches=pieces))
-        brief = made.but(bound_s=1 + pieces / 100, memory_bytes=tuple(int(over * limit) for limit in limits))
+        taken = tuple([int(over * limit) for limit in limits])
+        brief = made.but(bound_s=1 + pieces / 100, memory_bytes=taken, rewriting=changed.rewriting)
         cut.open.append((changed, brief))
     found = cut.within(math.inf)
     assert found is not None and found.cost_s == min(costs.values())

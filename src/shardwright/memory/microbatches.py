@@ -124,7 +124,7 @@ class Pieces:
         return best
 
     def _at_most(self, pieces: int, rival_s: float) -> Plan | None:
-        """The cheapest plan that fits in the most pieces, and in fewer until none does, but in more than `pieces`.
+        """The cheapest plan that fits in the most pieces, or in fewer until none does, yet more than so many.
 
         What is gathered for every piece is gathered so often then that the best program is quite another one.
         """
@@ -169,13 +169,16 @@ class Pieces:
         """The cheapest plan within memory of those that did not fit; none is searched for twice.
 
         First of those that lack little, the fewest pieces of them, which are cheapest; then of others, with
-        fewer pieces the more they lack.
+        fewer pieces the more they lack: beside one that fits, as long as the one before lacked much as well
+        and was made to fit, at less than what there was.
         """
         best: Plan | None = None
+        made = False  # whether the last one lacked much, and was made to fit at less
 
         def turn(each: tuple[Traced, Plan]) -> tuple[float, float]:
             lacks = overfill(each[1])
-            return (0.0, each[1].bound_s) if lacks <= _NEARLY else (lacks, each[1].bound_s)
+            pieces = each[1].rewriting.microbatches
+            return (0.0, each[1].bound_s) if lacks <= _NEARLY else (round(lacks, 1), -pieces)
 
         waiting, self.open = sorted(self.open, key=turn), []
         for step, brief in waiting:
@@ -183,11 +186,13 @@ class Pieces:
                 break
             if brief.bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
-            if best is not None and overfill(brief) > _FAR_TOO_LARGE:
+            far = overfill(brief) > _FAR_TOO_LARGE
+            if best is not None and far and not made:
                 break
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
                 break
+            made = far and plan is not None and plan.fits
             self.too_large += [] if plan is None or plan.fits else [plan]
             best = better(best, plan)
         return best
