@@ -94,6 +94,7 @@ class Case:
     width: int | None = None
     axes: Literal[1, 2, "auto"] = 1
     factory: str | None = None
+    donate: bool = False
 
     @property
     def name(self) -> str:
@@ -104,7 +105,8 @@ class Case:
         width = "" if self.width is None else f", {self.width} wide"
         axes = {1: "", 2: ", two axes", "auto": ", any axes"}[self.axes]
         model = self.factory or self.model
-        return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{width}{axes}"
+        donated = ", state donated" * self.donate
+        return f"{model}{layers}{' scanned' * self.scan}{batch}{tokens}{width}{axes}{donated}"
 
 
 CASES = (
@@ -132,6 +134,7 @@ CASES = (
     Case("unlike cards", "gpt2", "a100_t4", 12, batch=32, axes="auto"),
     Case("unlike cards", "bert_moe", GENERATIONS),
     *(Case("unlike cards", "bert_moe", fleet, axes="auto") for fleet in ("hap_testbed", UNLIKE[2])),
+    *(Case("unlike cards", "bert_moe", fleet, axes="auto", donate=True) for fleet in ("a100_t4", UNLIKE[2])),
     *(Case("one card", model, ONE, axes="auto") for model in ("gpt2", "vit", "bert")),
 )
 
@@ -203,7 +206,7 @@ def plan_once(case: Case) -> dict[str, Any]:
     start = time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        plan = synthesize(step, *args, fleet=inventory, axes=case.axes)
+        plan = synthesize(step, *args, fleet=inventory, axes=case.axes, donate=case.donate)
     total_s = time.perf_counter() - start
     stats = plan.stats
     return {
