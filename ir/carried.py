@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Protocol, TypeVar
 
 from shardwright.ir.donation import over_given
@@ -110,8 +111,10 @@ def handed_over(order: Stepped[Lasting], step: Looping, operands: Collection[int
     """
     read = read_by(step, order.graph)
     times = Counter(read)
-    made = {prop for each in order.steps if isinstance(each, Segment) for prop in each.gives}
-    mine = made.intersection(step.drops)
+    made: dict[Property, Lasting] = {}
+    for each in takewhile(lambda each: each is not step, order.steps):
+        made.update(dict.fromkeys(each.gives, each))
+    mine = {prop for prop in step.drops if isinstance(made.get(prop), Segment)}
     begun = (read[operand] for operand in operands)
     return frozenset(prop for prop in begun if prop is not None and times[prop] == 1 and prop in mine)
 

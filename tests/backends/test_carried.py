@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from greedy import build
@@ -11,8 +13,8 @@ from shardwright.cost.memory.liveness import footprint
 from shardwright.ir.carried import carries, handed_over, in_place, read_by, stacked, written_over
 from shardwright.ir.graph import Graph
 from shardwright.ir.placement import R, Shard
-from shardwright.ir.program import Program, Property
-from shardwright.ir.segments import LoopStep, Schedule, schedule
+from shardwright.ir.program import Move, Program, Property
+from shardwright.ir.segments import Exchange, LoopStep, Schedule, schedule
 from shardwright.ir.trace import trace
 from shardwright.memory import walk
 from shardwright.memory.device_memory import device_memory
@@ -53,6 +55,12 @@ def test_what_is_read_as_the_last_is_written_over(summing: tuple[Program, Graph]
     # Of these only one begins with what nobody else has: the others with one tensor, and with an argument.
     begun = [read_by(loop, planned.graph)[carry.operand] for carry in carries(equation, 0)]
     assert handed_over(planned, loop, kept) == {begun[names.index("alone")]}
+    # What an exchange has made anew meanwhile lies in memory of its own.
+    before = planned.steps.index(loop)
+    (alone,) = handed_over(planned, loop, kept)
+    anew = Exchange(0, Move("all_gather", 0, R, R, "exact"), (Property(0, R),), (alone,))
+    again = replace(planned, steps=(*planned.steps[:before], anew, loop))
+    assert handed_over(again, loop, kept) == frozenset()
     # The means, of which every iteration makes one.
     assert [planned.types[prop.value].shape for prop in stacked(loop, planned.graph)] == [(4,)]
 
