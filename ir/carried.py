@@ -26,7 +26,7 @@ from shardwright.ir.dtypes import is_key
 from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.program import Program, Property
-from shardwright.ir.regions import boundary
+from shardwright.ir.regions import boundary, stacked_results
 from shardwright.ir.segments import Lasting, Looping, Segment
 
 _S = TypeVar("_S", bound=Lasting)
@@ -122,5 +122,4 @@ def handed_over(order: Stepped[Lasting], step: Looping, operands: Collection[int
 def stacked(step: Looping, graph: Graph) -> tuple[Property, ...]:
     """Results of a loop that have a place from its beginning; all others are what its body made last."""
     equation, outs = graph.equations[step.loop.equation], step.loop.signature.outs
-    places = sorted({port.outer for port in boundary(equation).outs if port.stacked})
-    return tuple([Property(equation.outputs[k].index, outs[k]) for k in places])
+    return tuple([Property(equation.outputs[k].index, outs[k]) for k in sorted(stacked_results(equation))])

@@ -84,6 +84,11 @@ def entering(equation: Equation, region: int) -> frozenset[int]:
     return frozenset(rows.union(into for _, _, to, into in wiring.carries if to == region))
 
 
+def stacked_results(equation: Equation) -> frozenset[int]:
+    """Results that have a place from the beginning of a loop on: every iteration makes a row of them."""
+    return frozenset(port.outer for port in boundary(equation).outs if port.stacked)
+
+
 def outer_placement(inside: Placement, stacked: bool) -> Placement:
     """Placement outside a region of a tensor placed `inside`."""
     if stacked and isinstance(inside, Grid):

@@ -20,7 +20,7 @@ from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
 from shardwright.ir.placement import Placement, R, cuts
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
-from shardwright.ir.regions import boundary, entering
+from shardwright.ir.regions import entering, stacked_results
 from shardwright.ir.registry import registry as operations
 from shardwright.ir.table import Flags, Numbers
 from shardwright.ir.wires import Number, apart, wires
@@ -262,7 +262,7 @@ class _Walk:
 
     def _count_once(self, time: int, equation: Equation, kept: Collection[int]) -> None:
         """Note what of a loop that the host runs is counted inside (see `shardwright/ir/carried.py`)."""
-        stacked = {port.outer for port in boundary(equation).outs if port.stacked}
+        stacked = stacked_results(equation)
         self.inside.extend((time, made) for k, made in enumerate(self.made[time]) if k not in stacked)
         read = self.reads[time]
         operands = [k for k, atom in enumerate(equation.inputs) if isinstance(atom, Value)]

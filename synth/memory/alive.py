@@ -16,7 +16,7 @@ from shardwright.cost.memory.written import Written, written
 from shardwright.cost.traffic import ALIASES
 from shardwright.ir.graph import Equation, Graph, Value, per_graph
 from shardwright.ir.host import is_reload
-from shardwright.ir.regions import boundary
+from shardwright.ir.regions import stacked_results
 from shardwright.ir.table import table
 
 #: Moments looked at of each kind, see `must_live`.
@@ -137,7 +137,7 @@ def _inside(loop: Equation, held: Sequence[Written]) -> int:
 
 def _handed_out(loop: Equation) -> set[Value]:
     """Results that need no place until a loop is done: it may begin with arguments, or a tensor twice."""
-    stacked = {port.outer for port in boundary(loop).outs if port.stacked}
+    stacked = stacked_results(loop)
     return {value for position, value in enumerate(loop.outputs) if position not in stacked}
 
 

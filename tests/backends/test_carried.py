@@ -9,12 +9,14 @@ import pytest
 from greedy import build
 from steps import summed
 
+from shardwright.backends.mpi.donated import given_away
+from shardwright.backends.schedule.acts import Order
 from shardwright.cost.memory.liveness import footprint
 from shardwright.ir.carried import carries, handed_over, in_place, read_by, stacked, written_over
-from shardwright.ir.graph import Graph
+from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Move, Program, Property
-from shardwright.ir.segments import Exchange, LoopStep, Schedule, schedule
+from shardwright.ir.segments import Back, Exchange, LoopStep, Schedule, Segment, schedule
 from shardwright.ir.trace import trace
 from shardwright.memory import walk
 from shardwright.memory.device_memory import device_memory
@@ -94,7 +96,20 @@ def test_what_is_handed_out_is_not_written_over(summing: tuple[Program, Graph]) 
     handed_out = {
         Property(atom.index, at)
         for atom, at in zip(body.graph.outputs, body.program.outputs, strict=True)
-        if hasattr(atom, "index")
+        if isinstance(atom, Value)
     }
     over = written_over(body, equation, 0)
     assert not handed_out.intersection(old for pairs in over.values() for old in pairs.values())
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_what_a_reload_found_on_the_device_keeps_its_memory(
+    summing: tuple[Program, Graph], stays: bool
+) -> None:
+    """It is the same array under another name, which may be read later."""
+    program, graph = summing
+    old, again, new = (Property(value.index, R) for value in graph.inputs)
+    back = Back(0, (), (old,), (again,), frozenset([old] * stays))
+    last = Segment(1, (), (old,), (new,), (old,))
+    order = Order(program, graph, (back, last), schedule(program, graph).types, ())
+    assert given_away(order, {old}, 0, 2) == ({} if stays else {last: {old}})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from synth_cases import attention, fleet
@@ -11,6 +12,7 @@ from synth_cases import attention, fleet
 from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.freely import freely
+from shardwright.synth.memory import within
 from shardwright.synth.memory.budgets import Limits, Renting
 from shardwright.synth.memory.least import LeastRent
 from shardwright.synth.search.solution import Solution
@@ -91,3 +93,22 @@ def test_no_rent_is_tried_on_where_what_fits_costs_no_less_than_a_rival(
     # Beside a rival that costs as much, what is too large at the second rent proves that nothing beats it.
     assert tried[0.5] == 2
     assert tried[0.99] == tried[1.5] > 2, "where something between may be cheaper, rents are lowered on"
+
+
+@pytest.mark.parametrize("over", [1.2, 1.6])
+def test_whether_anything_fits_is_asked_at_shares_by_memory_as_well(
+    over: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best program may like shares at which nothing fits."""
+    asked: list[tuple[float, ...]] = []
+
+    def smallest_at(turns: Any, found: Any, renting: Any, ratios: tuple[float, ...]) -> Any:
+        asked.append(ratios)
+        return SimpleNamespace(over=over if ratios == (1.0, 0.0) else 1.1)
+
+    monkeypatch.setattr(within, "_smallest_at", smallest_at)
+    found = SimpleNamespace(ratios=(1.0, 0.0))
+    renting = SimpleNamespace(limits=Limits((30.0, 10.0), 1))
+    least = within._smallest(cast(Any, None), cast(Any, found), cast(Any, renting))
+    assert least.over == (1.2 if over == 1.2 else 1.1)
+    assert asked == [(1.0, 0.0), (0.75, 0.25)][: 1 if over == 1.2 else 2]
