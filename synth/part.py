@@ -13,7 +13,7 @@ from shardwright.cost.subfleet import subfleet
 from shardwright.synth.alternate import Synthesis
 from shardwright.synth.fallback import fullest
 from shardwright.synth.freely import Free
-from shardwright.synth.parts import Members, candidates
+from shardwright.synth.parts import Members, beats, candidates
 from shardwright.synth.prices.lists import Catalogue, PriceList
 from shardwright.synth.prices.tables import Prices
 
@@ -74,6 +74,11 @@ class Part:
         return math.inf if self.found is None else self.found.cost_s
 
     @property
+    def lacking(self) -> float:
+        """The largest part of its memory that its plan takes on a device; infinite where there is none."""
+        return math.inf if self.found is None else fullest(self.found, self.model)
+
+    @property
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return math.inf if self.free is None else self.free.found.cost_s
@@ -87,7 +92,7 @@ class Part:
 
         Nor where little is lacking here: a step that keeps a little less will fit.
         """
-        little = self.found is not None and fullest(self.found, self.model) <= _LITTLE
+        little = self.lacking <= _LITTLE
         return other.whole and other.bound_s <= FAR_ABOVE * self.bound_s and not little
 
     def in_vain(self, other: Part, rival_s: float) -> bool:
@@ -106,15 +111,8 @@ class Part:
         return theirs >= least and (rival_s == math.inf or self.bound_s >= other.free_s)
 
     def beats(self, other: Part) -> bool:
-        """Whether its plan is better: one that fits into memory is better than any that does not.
-
-        Of those that do not, whatever was searched for, what lacks least is.
-        """
-        if self.fits != other.fits:
-            return self.fits
-        if not (self.fits or self.unfinished or other.unfinished) and self.found and other.found:
-            return fullest(self.found, self.model) < fullest(other.found, other.model)
-        return self.cost_s < other.cost_s * (1 - 1e-9)
+        """Whether its plan is better."""
+        return beats(self, other)
 
     def lacks_room(self, *, sure: bool = False) -> bool:
         """Whether a part of one device, on which all programs are one, has no room for it as it will run.

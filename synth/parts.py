@@ -119,6 +119,12 @@ class Tried(Protocol):
     found: Synthesis | None
     fits: bool
     impossible: bool
+    unfinished: bool
+
+    @property
+    def lacking(self) -> float:
+        """The largest part of its memory that its plan takes on a device; infinite where there is none."""
+        ...
 
     @property
     def cost_s(self) -> float:
@@ -132,6 +138,18 @@ class Tried(Protocol):
 
 
 _Part = TypeVar("_Part", bound=Tried)
+
+
+def beats(one: Tried, other: Tried) -> bool:
+    """Whether a part has the better plan: one that fits into memory is better than any that does not.
+
+    Of those that do not, whatever was searched for, what lacks least is.
+    """
+    if one.fits != other.fits:
+        return one.fits
+    if not (one.fits or one.unfinished or other.unfinished):
+        return one.lacking < other.lacking
+    return one.cost_s < other.cost_s * (1 - 1e-9)
 
 
 def outgrown(parts: Iterable[Tried]) -> bool:

@@ -56,3 +56,10 @@ def test_what_is_lacking_is_what_the_program_takes(axes: Literal[1, 2, "auto"]) 
     assert float(needed[1]) == pytest.approx(max(plan.memory_bytes) / 1024, rel=0.01)
     assert float(needed[2]) == pytest.approx(max(plan.memory_bytes) / (180 * 1024), rel=0.01)
     assert Plan.from_dict(plan.to_dict()).assumptions == plan.assumptions
+
+
+def test_with_any_axes_no_more_is_lacking_than_on_one() -> None:
+    least, one = planned("180 KiB", "auto"), planned("180 KiB", 1)
+    assert not least.fits
+    assert max(least.memory_bytes) <= max(one.memory_bytes)
+    assert max(least.memory_bytes) < max(planned("180 KiB", 2).memory_bytes)

@@ -27,7 +27,7 @@ from shardwright.synth.grid.part import GridPart
 from shardwright.synth.grid.solve import Solvers
 from shardwright.synth.memory.alive import crowded
 from shardwright.synth.memory.rent import too_small
-from shardwright.synth.parts import Members, Tried, outgrown, products_s, raised_in_turn
+from shardwright.synth.parts import Members, Tried, beats, outgrown, products_s, raised_in_turn
 from shardwright.synth.programs.judge import Look
 from shardwright.synth.shares.bounds import ENOUGH
 from shardwright.synth.space.factors import Use
@@ -368,9 +368,7 @@ class GridChoosing:
 
 def better(one: Choice, two: Choice, note: str = _BOTH) -> Choice:
     """The better of a plan on one axis and one on two; its bound covers both spaces, as a note says."""
-    fitting = fits(one.found, one.model), fits(two.found, two.model)
-    cheaper = two.found.cost_s < one.found.cost_s * (1 - 1e-9)
-    best = two if (fitting[1] and not fitting[0]) or (fitting[0] == fitting[1] and cheaper) else one
+    best = two if beats(two.best, one.best) else one
     found = replace(
         bounded(best.found, min(one.found.bound_s, two.found.bound_s)),
         notes=(*best.found.notes, note),

@@ -9,8 +9,9 @@ from shardwright.cost.fleet import Fleet
 from shardwright.cost.grid.model import GridModel
 from shardwright.cost.subfleet import subfleet
 from shardwright.synth.alternate import Synthesis
+from shardwright.synth.fallback import fullest
 from shardwright.synth.grid.alternate import GridSearch, is_mesh
-from shardwright.synth.parts import Members
+from shardwright.synth.parts import Members, beats
 
 #: Parts of a fleet that are considered on two axes at most, the whole included.
 MOST_PARTS = 4
@@ -58,13 +59,18 @@ class GridPart:
         return math.inf if self.found is None else self.found.cost_s
 
     @property
+    def lacking(self) -> float:
+        """The largest part of its memory that its plan takes on a device; infinite where there is none."""
+        return math.inf if self.found is None or self.grid is None else fullest(self.found, self.grid.model)
+
+    @property
     def free_s(self) -> float:
         """What the best program found costs if memory were no limit; infinite if none was looked for."""
         return math.inf if self.search is None else self.search.free_s
 
     def beats(self, other: GridPart | None) -> bool:
-        """Whether its plan is better: one that fits into memory is better than any that does not."""
-        return other is None or (self.fits, -self.cost_s) > (other.fits, -other.cost_s)
+        """Whether its plan is better; any is better than none."""
+        return other is None or beats(self, other)
 
 
 def on_grid(fleet: Fleet, parts: Sequence[Members]) -> tuple[Members, ...]:
