@@ -96,6 +96,8 @@ class GridSearch:
         self._renting = GridRenting(self._weighing, extra, solvers)
         self._ideal: Solution | None = None
         self._rough, self._changed = False, before is not None
+        #: A bound that was good enough when it was looked for.
+        self._aimed_s = inf
         self._best: GridFound | None = None
         self._tightening: Tightening | None = None
         self._free: tuple[GridFound, GridCandidate, GridCandidate] | None = None
@@ -138,7 +140,7 @@ class GridSearch:
         Raises:
             PlanError: no program keeps to the pins.
         """
-        if self._rough and not roughly:
+        if (self._rough and not roughly) or self.short_of(target_s):
             self._ideal = self._best = self._at_floors = self._in_its_place = None
             self._turns.forget()
         if self._ideal is None:
@@ -151,8 +153,13 @@ class GridSearch:
             # Prices at even ratios are about those at the floors.
             turns.close = 2 * NEAR if self._rough else CLOSE
             self._ideal = turns.solve(self._floors, None, enough, target_s, rounds=rounds)
+            self._aimed_s = target_s
             self._raise(self._ideal.bound_s)
         return self.bound_s
+
+    def short_of(self, target_s: float) -> bool:
+        """Whether its bound was good enough when it was looked for, is not for a target, and may be raised."""
+        return self._ideal is not None and self._best is None and self._aimed_s <= self.bound_s < target_s
 
     def _raise(self, bound_s: float) -> None:
         self._turns.bound_s = max(self.bound_s, bound_s)
@@ -182,7 +189,7 @@ class GridSearch:
 
     def _planned(self, most_s: float, content_s: float, *, briefly: bool) -> Synthesis:
         """See `plan`; what was searched roughly is left so if that will do."""
-        self.bound(roughly=briefly)
+        self.bound(most_s, roughly=briefly)
         assert self._ideal is not None
         turns = self._turns
         if self._best is None:
@@ -231,7 +238,7 @@ class GridSearch:
             wanted_s: a bound with which to be content.
             briefly: with no more effort than a plan is worth that is no dearer than its rivals.
         """
-        self.bound()
+        self.bound(wanted_s)
         assert self._ideal is not None
         turns = self._turns
         if len(turns.grid.mesh.kind_counts) > 1 and self.bound_s < wanted_s:

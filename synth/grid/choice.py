@@ -145,9 +145,10 @@ class GridChoosing:
             if number and not telling and too_small(self._graph, part.limits):
                 part.impossible = True
                 continue
-            if part.looked < 2:
+            wanted_s = min(target_s, least_s)
+            if part.looked < 2 or (part.search is not None and part.search.short_of(wanted_s)):
                 roughly = briefly and crowded(self._graph, _CROWDED * sum(part.limits))
-                self._look_at(part, min(target_s, least_s), roughly=roughly)
+                self._look_at(part, wanted_s, roughly=roughly)
                 heapq.heappush(queue, (part.bound_s, number))
                 continue
             self._plan(part, target_s, least_s, briefly=briefly)

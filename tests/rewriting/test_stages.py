@@ -8,7 +8,7 @@ import subprocess
 import sys
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -356,8 +356,9 @@ def test_one_program_for_all_is_planned_without_stages() -> None:
     assert synthesize(step, *args, fleet=apart((1, 1))).rewriting.stages > 1
 
 
+@pytest.mark.parametrize("axes", [1, 2])
 def test_a_step_whose_bound_is_far_above_its_stages_is_not_planned_without(
-    monkeypatch: pytest.MonkeyPatch,
+    axes: Literal[1, 2], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(EXAMPLES))
     gpt2 = importlib.import_module("gpt2")
@@ -373,11 +374,11 @@ def test_a_step_whose_bound_is_far_above_its_stages_is_not_planned_without(
         return plan
 
     monkeypatch.setattr(Planner, "plan", watched)
-    found = synthesize_traced(traced, fleet=testbed, axes=1)
+    found = synthesize_traced(traced, fleet=testbed, axes=axes)
     assert not made
     assert any("no other change was searched" in note for note in found.assumptions)
     monkeypatch.setattr(staging.Staging, "_plainly", lambda self: None)
-    usual = synthesize_traced(traced, fleet=testbed, axes=1)
+    usual = synthesize_traced(traced, fleet=testbed, axes=axes)
     assert made and min(plan.cost_s for plan in made) > usual.cost_s / 0.9
     assert (found.cost_s, found.rewriting, found.fits) == (usual.cost_s, usual.rewriting, True)
     assert found.assumptions == usual.assumptions

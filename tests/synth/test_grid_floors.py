@@ -26,6 +26,7 @@ from shardwright.cost.model import CostModel
 from shardwright.ir.trace import trace
 from shardwright.synth.grid.alternate import GridSearch
 from shardwright.synth.grid.choice import GridChoosing
+from shardwright.synth.grid.part import GridPart
 from shardwright.synth.grid.pricing import GridPriceList, grid_floors, grid_prices
 from shardwright.synth.grid.ranges import Tightening
 from shardwright.synth.grid.ratios import per_class
@@ -231,6 +232,35 @@ def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beate
     assert rounds == {MOST_ROUNDS}
     assert plan(0.9 * cost_s) == (pytest.approx(cost_s, rel=1e-2), {1})
     assert plan(1.1 * cost_s) == (pytest.approx(cost_s, rel=1e-9), {1, MOST_ROUNDS})
+
+
+def test_a_bound_that_was_good_enough_is_raised_where_it_no_longer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    where = fleet(((40, 2),), ((20, 2),), network="10 Gbit/s")
+    step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
+    members = tuple(range(len(where.devices)))
+    targets: list[float] = []
+    bound = GridSearch.bound
+
+    def noted(self: GridSearch, target_s: float = math.inf, *, roughly: bool = False) -> float:
+        targets.append(target_s)
+        return bound(self, target_s, roughly=roughly)
+
+    monkeypatch.setattr(GridSearch, "bound", noted)
+    alone, twice = (GridChoosing(step, where, Timer(), [members]) for _ in range(2))
+    plan = alone.below()
+    assert plan is not None and math.inf in targets
+    targets.clear()
+    (known,), (part,) = alone.parts, twice.parts
+    assert isinstance(known, GridPart) and isinstance(part, GridPart)
+    low_s = 1.1 * known.arithmetic_s
+    assert low_s < plan.found.bound_s
+    assert twice.below(low_s) is None and len(targets) == 1 and targets[0] <= low_s
+    assert part.search is not None
+    assert part.search.short_of(plan.found.cost_s) and not part.search.short_of(low_s)
+    again = twice.below()
+    assert targets[1] == math.inf and not part.search.short_of(math.inf)
+    assert again is not None and again.found.cost_s == pytest.approx(plan.found.cost_s, rel=1e-9)
+    assert again.found.bound_s == pytest.approx(plan.found.bound_s, rel=1e-3)
 
 
 @pytest.mark.parametrize("name", FLEETS)

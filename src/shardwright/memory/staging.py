@@ -47,6 +47,9 @@ _MOST_PIECES = 64
 #: Part of what a step costs without a limit of memory that stages should save for nothing else to be tried.
 _FAR = 0.1
 
+#: What a step takes with stages, at most mostly, by what its scans take at least.
+_REST = 1.5
+
 #: A step repeats itself that has so many equations for each that differs from the others.
 _OFTEN = 4
 
@@ -127,15 +130,16 @@ class Staging:
 
     def _plainly(self) -> Plan | None:
         """A plan with stages, where bounds say that the step as it is is far dearer: that is not planned."""
-        if is_mesh(self._fleet) and not self._planner.content:
-            return None  # bounds on two mesh axes take nearly as long as plans
-        if not self._rough or not self._dearer(min(self._rough.values())):
+        # On two mesh axes a bound takes nearly as long as a plan: it has to say so of all of a step.
+        long = is_mesh(self._fleet) and not self._planner.content
+        if not self._rough or not (long or self._dearer(min(self._rough.values()))):
             return None
         pieces = self._pieces(math.inf)
-        if pieces is None or not self._dearer(self._known[pieces]):
+        if pieces is None or not self._dearer(self._known[pieces] * (_REST if long else 1)):
             return None
         staged = rewritten(self._traced, Rewriting(stages=pieces))
-        if not existing(self._planner.plan(staged, briefly=True, glance=True)).fits:
+        glance = existing(self._planner.plan(staged, briefly=True, glance=True))
+        if not glance.fits and not (long and self._dearer(unlimited_s(glance))):
             return None  # it may take minutes until it does, and turn out to be dearer
         found = self.plan(pieces)
         return _far_below(found, "as traced") if self._dearer(found.cost_s, everywhere=True) else None
