@@ -158,7 +158,7 @@ class GridSearch:
         return self.bound_s
 
     def short_of(self, target_s: float) -> bool:
-        """Whether its bound was good enough when it was looked for, is not for a target, and may be raised."""
+        """Whether its bound was good enough when it was looked for, and is not for a higher target."""
         return self._ideal is not None and self._best is None and self._aimed_s <= self.bound_s < target_s
 
     def _raise(self, bound_s: float) -> None:

@@ -234,7 +234,9 @@ def test_beside_a_rival_ratios_are_searched_thoroughly_only_if_that_may_be_beate
     assert plan(1.1 * cost_s) == (pytest.approx(cost_s, rel=1e-9), {1, MOST_ROUNDS})
 
 
-def test_a_bound_that_was_good_enough_is_raised_where_it_no_longer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bound_that_was_good_enough_is_raised_where_it_no_longer_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     where = fleet(((40, 2),), ((20, 2),), network="10 Gbit/s")
     step = trace(train_step, *jax.eval_shape(lambda: arguments(960, 256))).graph
     members = tuple(range(len(where.devices)))
