@@ -49,6 +49,9 @@ _NEAR = 1.03
 _AS_NEAR = 1.02
 
 
+_OPEN = 1.2
+
+
 @dataclass(frozen=True, slots=True)
 class Synthesis:
     """The best pair found.
@@ -148,7 +151,9 @@ def within_memory(
     mixed = len(model.types) > 1
     little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
-    given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf)
+    # Far above what it costs memory aside, there is room for what several ratios save.
+    opened = mixed and not briefly and rival_s > found.cost_s * _OPEN
+    given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf and not opened)
     several: tuple[Segmented, float] | None = None
     others: list[Billed] = []
     if within is not None and pool is not None:
@@ -164,7 +169,7 @@ def within_memory(
             several = found_apart
 
     # Several ratios save less than that of what memory made so much dearer than a plan there is.
-    beaten = pool is None and best.cost_s > rival_s * FAR_DEARER
+    beaten = pool is None and best.cost_s > rival_s * FAR_DEARER and not opened
     # The bound is of plans with several ratios, too.
     if not (given_up or beaten or (best.fits and certificate.bound_s >= best.cost_s * (1 - WORTH))):
         cut_apart(best)

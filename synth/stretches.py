@@ -131,6 +131,20 @@ def in_scans(graph: Graph, policies: Sequence[Policy]) -> list[Stretch]:
     return [replace(scan, keep=keep) for scan in scans for keep, host in policies if not host]
 
 
+def alike(stretch: Stretch, graph: Graph, changed: Graph) -> Stretch | None:
+    """What is done with a scan, done with the same one of the step in so many pieces; None without it.
+
+    Args:
+        stretch: a scan of a step.
+        graph: that step.
+        changed: the same in pieces.
+    """
+    mine, theirs = ([s for s in stretches(g) if _is_scan(s, g)] for g in (graph, changed))
+    number = next((n for n, scan in enumerate(mine) if scan.first == stretch.first), len(mine))
+    same = number < len(mine) == len(theirs) and theirs[number].name == stretch.name
+    return replace(theirs[number], keep=stretch.keep, host=stretch.host) if same else None
+
+
 def surely_dearer(graph: Graph, fleet: Fleet, kept: Stretch, less: Stretch) -> bool:
     """Whether keeping less of a scan takes longer on every device than what it saves.
 

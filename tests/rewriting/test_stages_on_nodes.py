@@ -227,10 +227,8 @@ def test_nodes_with_fewer_layers_than_others_are_left_out(axes: Any) -> None:
 class Bounds:
     """A planner that has no plan of a step below a rival, and says what it was asked for."""
 
-    thorough = False
-
-    def __init__(self, content: bool) -> None:
-        self.content, self.rivals = content, list[float]()
+    def __init__(self, content: bool, thorough: bool = False) -> None:
+        self.content, self.thorough, self.rivals = content, thorough, list[float]()
 
     def plan(self, traced: Traced, rival_s: float, **how: Any) -> None:
         self.rivals.append(rival_s)
@@ -241,7 +239,7 @@ class Bounds:
 
 @pytest.mark.parametrize(("speeds", "content"), [((1, 1), False), (((1, 1), (1, 1)), True)])
 def test_a_bound_on_one_axis_rules_out_nothing_on_two(speeds: Any, content: bool) -> None:
-    """Stages come first by a bound only where no programs on two axes are to be searched."""
+    """Stages come first by a bound only where it is of all programs that are to be searched."""
     step, args = layered(scan=True, layers=4)
     planner: Any = Bounds(content)
     made = staging.Staging(trace(step, *args), apart(speeds), (), False, planner, lambda: False)
@@ -250,6 +248,9 @@ def test_a_bound_on_one_axis_rules_out_nothing_on_two(speeds: Any, content: bool
     nodes = apart(((1, 1), (1, 1)))
     made = staging.Staging(trace(step, *args), nodes, (), False, both, lambda: False)
     assert made._plainly() is None and not both.rivals
+    two: Any = Bounds(content=False, thorough=True)
+    made = staging.Staging(trace(step, *args), nodes, (), False, two, lambda: False)
+    assert made._plainly() is None and len(two.rivals) == 1
 
 
 def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:

@@ -97,6 +97,8 @@ class InPieces:
         if self.base.fits and self.late():
             return self.base
         self.found = better(better(None, self.base), self.ladder.in_scans(self.base))
+        if self.cut is not None:
+            self.cut.saving = self.ladder.saving
         least_s = min(unlimited_s(self.base), self.ladder.saving_s)
         untried = ""
         if not self.planner.content:
@@ -114,10 +116,13 @@ class InPieces:
         takes far longer.
         """
         ladder, cut = self.ladder, self.cut
-        self.crowded = self.planner.crowded(self.step)
+        self.crowded = self.planner.crowded(self._saving)
         if self.impossible:
             self.crowded = most_alive(self.step.graph) / sum(ladder.limits), len(ladder.limits)
-        self.last = cut is not None and cut.scarce(*self.crowded)
+        scarce = cut is not None and cut.scarce(*self.crowded)
+        # Fewer devices, on which the step has no room as it is, may have enough rows of each piece.
+        fewer = few_equations(self.step.graph) and self.planner.outgrown(self._saving)
+        self.last = scarce and not fewer
         if self.planner.thorough and not (self._small or ladder.every):
             found = self.found = self.found or ladder.briefly(self.base)
             if found is not None and self._costs(min(self._elsewhere_s, _free_s(self.base, found))):
@@ -155,6 +160,12 @@ class InPieces:
         return [] if self.cut is None or self._small else self.cut.squeezed
 
     @property
+    def _saving(self) -> Traced:
+        """The step, a scan of which keeps less if that makes it quicker."""
+        saving = self.ladder.saving
+        return self.step if saving is None else self.ladder.step(saving)
+
+    @property
     def _small(self) -> bool:
         """Whether plans of the step take a moment each."""
         return len(self.step.graph.equations) <= SMALL
@@ -166,7 +177,7 @@ class InPieces:
         In more pieces, or with less kept, it may fit there.
         """
         far_s = (1 - FAR) * cost_of(self.found)
-        outside_s = self.planner.outside_s(self.step, far_s) if self.changes else math.inf
+        outside_s = self.planner.outside_s(self._saving, far_s) if self.changes else math.inf
         return outside_s if outside_s < far_s else math.inf
 
     def _within(self) -> Plan | None:
@@ -228,9 +239,8 @@ class InPieces:
                 continue
             pieces = brief.rewriting.microbatches
             ladder = Ladder(asked.traced, asked.fleet, asked.policies, pieces, self.planner, self.late)
+            ladder.saving = next(iter(brief.rewriting.recompute), None)
             plan = ladder.briefly(brief, least_s)
-            if plan is None and not brief.fits:
-                break
             self.found = better(self.found, plan)
 
     def _enough(self, free_s: float) -> Plan | None:

@@ -211,7 +211,8 @@ class Ladder:
             rival_s: what another plan that fits costs: a rung that is no cheaper ends the search.
         """
         last = len(self.rungs) - 1
-        rung, smallest = -1, base
+        again = () if base is None else base.rewriting.recompute
+        rung, smallest = next((n for n, r in enumerate(self.rungs) if r.stretches == again), -1), base
         for _ in range(_TRIES):
             if rung >= last or self.late():
                 break

@@ -10,10 +10,12 @@ from shardwright.ir.errors import InputError
 from shardwright.ir.placement import Shard
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
-from shardwright.ir.rewrites.rewriting import Rewriting, rewritten
+from shardwright.ir.rewrites.recompute import Stretch
+from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
 from shardwright.memory.rivals import Planning, better, cost_of, dearer, overfill, tolerance
 from shardwright.plan import Plan
+from shardwright.synth.stretches import alike
 
 #: A plan this near what it costs without a limit of memory is not planned again in other ways.
 NEAR = 0.03
@@ -47,6 +49,8 @@ class Pieces:
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
         self.near = tolerance(traced, fleet, NEAR)
+        #: What makes a scan of the step in one piece keep less and that quicker, see `Ladder.saving`.
+        self.saving: Stretch | None = None
         #: Steps that memory was in the way of, and the best program of each, which does not fit.
         self.open: list[tuple[Traced, Plan]] = []
         #: Plans that memory made dearer, or that do not fit.
@@ -143,12 +147,23 @@ class Pieces:
         """Whether so many pieces might be cheaper than a rival where they have no room."""
         if pieces not in self.tried:
             return False  # the step does not come in so many
+        return self.planner.outside_s(self._step(pieces), rival_s) < rival_s
+
+    def _step(self, pieces: int) -> Traced:
+        """The step in so many pieces, the scans of which keep less if that makes the step quicker.
+
+        Raises:
+            NotInPiecesError: it does not come in so many.
+        """
         step = rewritten(self.traced, Rewriting(microbatches=pieces))
-        return self.planner.outside_s(step, rival_s) < rival_s
+        if self.saving is None:
+            return step
+        again = alike(self.saving, differentiated(self.traced), differentiated(step))
+        return step if again is None else rewritten(self.traced, Rewriting((again,), microbatches=pieces))
 
     def _brief(self, pieces: int, rival_s: float) -> Plan | None:
         try:
-            step = rewritten(self.traced, Rewriting(microbatches=pieces))
+            step = self._step(pieces)
         except NotInPiecesError:
             return None
         self.tried.append(pieces)

@@ -131,7 +131,9 @@ class Staging:
     def _plainly(self) -> Plan | None:
         """A plan with stages, where bounds say that the step as it is is far dearer: that is not planned."""
         # On two mesh axes a bound takes nearly as long as a plan: it has to say so of all of a step.
-        long = is_mesh(self._fleet) and not self._planner.content
+        long = self._planner.thorough
+        if is_mesh(self._fleet) and not (self._planner.content or long):
+            return None  # a bound on one mesh axis rules out nothing on two
         if not self._rough or not (long or self._dearer(min(self._rough.values()))):
             return None
         pieces = self._pieces(math.inf)
