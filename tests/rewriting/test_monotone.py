@@ -15,6 +15,7 @@ from rewriting_cases import fleet, layered, momentum
 from shardwright import Fleet
 from shardwright.api import synthesize_traced
 from shardwright.factory import load_factory
+from shardwright.ir.rewrites.rewriting import Rewriting
 from shardwright.ir.trace import Traced, trace
 from shardwright.memory.remedies import with_memory
 
@@ -22,6 +23,12 @@ from shardwright.memory.remedies import with_memory
 def layers(scan: bool) -> Traced:
     step, args = layered(scan, layers=2)
     return trace(step, *args)
+
+
+def flat(target: str) -> tuple[Any, ...]:
+    """A step and its arguments, as `trace` takes them."""
+    step, args = load_factory(target)
+    return step, *args
 
 
 MODELS: dict[str, Callable[[], Traced]] = {
@@ -153,3 +160,26 @@ def test_devices_of_no_use_make_a_scanned_step_no_dearer() -> None:
     )
     assert found.fits
     assert found.cost_s <= synthesize_traced(traced, fleet=alone).cost_s * (1 + 1e-2)
+
+
+def test_a_scan_that_is_quicker_with_less_kept_is_so_in_pieces() -> None:
+    """GPT-2 in a scan, on an A100 with two fifths of its memory and three T4."""
+    traced = trace(*flat("examples/gpt2.py:small_scan"))
+    unlike = with_memory(Fleet.load("examples/fleets/a100_t4.yaml"), 0.4)
+    found = synthesize_traced(traced, fleet=unlike)
+    pieces = found.rewriting.microbatches
+    assert found.fits and pieces > 1 and found.rewriting.recompute
+    kept = synthesize_traced(traced, fleet=unlike, recompute=Rewriting(microbatches=2 * pieces))
+    assert kept.fits and found.cost_s < 0.95 * kept.cost_s
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["a100_t4", "hap_testbed"])
+def test_less_memory_never_makes_a_scanned_step_cheaper(name: str) -> None:
+    traced = trace(*flat("examples/gpt2.py:small_scan"))
+    costs = []
+    for part in (1.0, 0.4, 0.3, 0.22, 0.16):
+        plan = synthesize_traced(traced, fleet=with_memory(Fleet.load(f"examples/fleets/{name}.yaml"), part))
+        assert plan.fits
+        costs.append(plan.cost_s)
+    assert all(less <= more * (1 + 1e-9) for less, more in itertools.pairwise(costs)), costs

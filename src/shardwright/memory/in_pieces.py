@@ -97,8 +97,6 @@ class InPieces:
         if self.base.fits and self.late():
             return self.base
         self.found = better(better(None, self.base), self.ladder.in_scans(self.base))
-        if self.cut is not None:
-            self.cut.saving = self.ladder.saving
         least_s = min(unlimited_s(self.base), self.ladder.saving_s)
         untried = ""
         if not self.planner.content:
@@ -143,8 +141,14 @@ class InPieces:
     def _cut(self) -> None:
         """What fits in more pieces without further ado, unless those come last."""
         cut = self.cut
-        if cut is not None and not (cut.tried or self.last):
-            self.found = better(self.found, cut.briefly(self._least_s, self.crowded, self.impossible))
+        if cut is None or cut.tried or self.last:
+            return
+        for saving in dict.fromkeys((self.ladder.saving_in_pieces, self.ladder.saving)):
+            cut.saving = saving
+            found = cut.briefly(self._least_s, self.crowded, self.impossible)
+            self.found = better(self.found, found)
+            if found is not None:
+                break
 
     @property
     def _free_s(self) -> float:
@@ -161,8 +165,8 @@ class InPieces:
 
     @property
     def _saving(self) -> Traced:
-        """The step, a scan of which keeps less if that makes it quicker."""
-        saving = self.ladder.saving
+        """The step, a scan of which keeps less if that makes pieces of it quicker."""
+        saving = self.ladder.saving_in_pieces
         return self.step if saving is None else self.ladder.step(saving)
 
     @property

@@ -87,6 +87,8 @@ class Ladder:
         #: What makes a scan keep less and the step quicker if memory were no limit, and how long that takes.
         self.saving: Stretch | None = None
         self.saving_s = math.inf
+        #: The same of more pieces, which may have room on fewer devices than the step has.
+        self.saving_in_pieces: Stretch | None = None
 
     def step(self, *again: Stretch) -> Traced:
         """The step, of which these stretches keep less."""
@@ -148,6 +150,7 @@ class Ladder:
         """
         found: Plan | None = None
         least_s = unlimited_s(base)
+        in_pieces_s = min(least_s, self._outside_s(self.step(), least_s))
         quick, dearer = self.worth < WORTH, set[int]()
         few = few_equations(self.graph) and not (self.every or self.planner.thorough)
         for stretch in in_scans(self.graph, self.policies) if few else ():
@@ -162,11 +165,22 @@ class Ladder:
             step = self.step(stretch)
             plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             found = better(found, plan)
+            here_s = math.inf if plan is None else unlimited_s(plan)
+            here_s = min(here_s, self._outside_s(step, min(here_s, in_pieces_s)))
+            if here_s < in_pieces_s * (1 - 1e-9):
+                self.saving_in_pieces, in_pieces_s = stretch, here_s
             if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
                 dearer.discard(stretch.first)
                 self.saving, self.saving_s = stretch, unlimited_s(plan)
                 least_s = self.saving_s
         return found
+
+    def _outside_s(self, step: Traced, wanted_s: float) -> float:
+        """About what a step costs where it has no room, if that is less than so much; else infinite."""
+        if self.late() or not self.planner.outgrown(step):
+            return math.inf
+        least_s = self.planner.outside_s(step, wanted_s)
+        return least_s if least_s < wanted_s else math.inf
 
     def _no_less(self, before: Stretch | None, stretch: Stretch, least_s: float) -> bool:
         """Whether a scan that keeps still less surely saves nothing beside what saved time `before`.

@@ -137,7 +137,7 @@ class Pieces:
         while number > pieces and not self.late():
             plan = self._brief(number, min(rival_s, cost_of(best)))
             comes = number in self.tried
-            if comes and (plan is None or not plan.fits):
+            if comes and plan is not None and not plan.fits:
                 break
             best = better(best, plan)
             number //= 2
