@@ -48,7 +48,8 @@ _NEAR = 1.03
 #: not worth what takes most of the time.
 _AS_NEAR = 1.02
 
-
+#: Beside one that costs more than so many times that, several ratios may save what memory made it dearer by:
+#: 31 s a step were found where one vector took 65, and the plan there was 51.
 _OPEN = 1.2
 
 
@@ -151,7 +152,6 @@ def within_memory(
     mixed = len(model.types) > 1
     little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
-    # Far above what it costs memory aside, there is room for what several ratios save.
     opened = mixed and not briefly and rival_s > found.cost_s * _OPEN
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf and not opened)
     several: tuple[Segmented, float] | None = None
@@ -168,7 +168,7 @@ def within_memory(
         if found_apart is not None and (several is None or found_apart[0].cost_s < several[0].cost_s):
             several = found_apart
 
-    # Several ratios save less than that of what memory made so much dearer than a plan there is.
+    # Beside a plan near the best memory aside, several ratios save less than what it is dearer by.
     beaten = pool is None and best.cost_s > rival_s * FAR_DEARER and not opened
     # The bound is of plans with several ratios, too.
     if not (given_up or beaten or (best.fits and certificate.bound_s >= best.cost_s * (1 - WORTH))):

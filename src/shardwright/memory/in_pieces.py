@@ -140,15 +140,17 @@ class InPieces:
 
     def _cut(self) -> None:
         """What fits in more pieces without further ado, unless those come last."""
-        cut = self.cut
-        if cut is None or cut.tried or self.last:
-            return
+        if self.cut is not None and not (self.cut.tried or self.last):
+            self.found = better(self.found, self._in_more(self.cut))
+
+    def _in_more(self, cut: Pieces) -> Plan | None:
+        """The cheapest plan in more pieces, with what makes them quicker, or one alone."""
+        found: Plan | None = None
         for saving in dict.fromkeys((self.ladder.saving_in_pieces, self.ladder.saving)):
-            cut.saving = saving
-            found = cut.briefly(self._least_s, self.crowded, self.impossible)
-            self.found = better(self.found, found)
-            if found is not None:
-                break
+            if found is None:
+                cut.saving = saving
+                found = cut.briefly(self._least_s, self.crowded, self.impossible)
+        return found
 
     @property
     def _free_s(self) -> float:
@@ -205,7 +207,7 @@ class InPieces:
         self._cut()
         if cut is not None:
             if self.last and self.found is None:
-                self.found = cut.briefly(self.rival_s, self.crowded, self.impossible)
+                self.found = self._in_more(cut)
             done = self._as_many or ladder.every or ladder.mixed or self._small
             if self.found is not None and cut.open and not done:
                 # Fewer pieces are searched around: what keeps less is a rival for that, and found sooner.

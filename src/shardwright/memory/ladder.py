@@ -14,7 +14,6 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritt
 from shardwright.ir.trace import Traced
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.rivals import (
-    GAIN,
     SAME,
     WORTH,
     Planning,
@@ -25,6 +24,7 @@ from shardwright.memory.rivals import (
     tolerance,
     unlimited_s,
 )
+from shardwright.memory.scans import ROOM, ScanSavings
 from shardwright.plan import Plan
 from shardwright.synth.combinations import combinations, few_equations
 from shardwright.synth.memory.alive import most_alive
@@ -37,7 +37,6 @@ from shardwright.synth.stretches import (
     options,
     rungs_of,
     seconds_of,
-    surely_dearer,
 )
 
 #: Rungs of a ladder that are all tried.
@@ -52,10 +51,6 @@ _MUCH = 0.1
 
 #: What frees less of a layer than this part of the memory of all devices makes hardly anything fit.
 _SLIGHT = 1e-3
-
-#: Part of the memory that what is alive as traced should fill at most, see `Ladder._next`: about as much goes
-#: to what devices hold alike, and to what exchanges pack.
-_ROOM = 0.5
 
 
 class Ladder:
@@ -144,55 +139,18 @@ class Ladder:
     def in_scans(self, base: Plan) -> Plan | None:
         """A plan that fits because a scan keeps less, which may take less time whatever the memory.
 
-        What it keeps is stacked up and taken apart again. That is what the ladder then begins with. Of steps
-        of few equations only; on fleets of more than a few devices a scan keeps less than what saved time
-        alone, where that saved some.
+        That is what the ladder then begins with. Of steps of few equations only; on fleets of more than a few
+        devices a scan keeps less than what saved time alone, where that saved some.
         """
-        found: Plan | None = None
-        least_s = unlimited_s(base)
-        in_pieces_s = min(least_s, self._outside_s(self.step(), least_s))
-        quick, dearer = self.worth < WORTH, set[int]()
-        few = few_equations(self.graph) and not (self.every or self.planner.thorough)
-        for stretch in in_scans(self.graph, self.policies) if few else ():
-            if self.late():
-                break
-            # What fits is wanted even where something that does not would cost less.
-            rival_s = max(least_s, cost_of(better(better(None, base), found)))
-            before = self.saving if rival_s <= least_s * (1 + SAME) else None
-            if not quick and (stretch.first in dearer or self._no_less(before, stretch, least_s)):
-                continue
-            dearer.add(stretch.first)
-            step = self.step(stretch)
-            plan = self.planner.plan(step, rival_s, briefly=True, baselines=False)
-            found = better(found, plan)
-            here_s = math.inf if plan is None else unlimited_s(plan)
-            here_s = min(here_s, self._outside_s(step, min(here_s, in_pieces_s)))
-            if here_s < in_pieces_s * (1 - 1e-9):
-                self.saving_in_pieces, in_pieces_s = stretch, here_s
-            if plan is not None and unlimited_s(plan) < least_s * (1 - 1e-9):
-                dearer.discard(stretch.first)
-                self.saving, self.saving_s = stretch, unlimited_s(plan)
-                least_s = self.saving_s
+        scans = in_scans(self.graph, self.policies) if few_equations(self.graph) else []
+        if not scans or self.every or self.planner.thorough:
+            return None
+        known = self.graph, self.fleet, self.step, self.planner, self.late
+        savings = ScanSavings(*known, every=self.worth < WORTH)
+        found = savings.search(scans, base)
+        self.saving, self.saving_s = savings.stretch, savings.seconds
+        self.saving_in_pieces = savings.in_pieces
         return found
-
-    def _outside_s(self, step: Traced, wanted_s: float) -> float:
-        """About what a step costs where it has no room, if that is less than so much; else infinite."""
-        if self.late() or not self.planner.outgrown(step):
-            return math.inf
-        least_s = self.planner.outside_s(step, wanted_s)
-        return least_s if least_s < wanted_s else math.inf
-
-    def _no_less(self, before: Stretch | None, stretch: Stretch, least_s: float) -> bool:
-        """Whether a scan that keeps still less surely saves nothing beside what saved time `before`.
-
-        Not where memory is scarce on a part of the fleet on which the step as it is may cost hardly more than
-        the least so far: with less kept, that part may do.
-        """
-        if before is None or before.first != stretch.first:
-            return False
-        if most_alive(self.graph) > self.planner.room(self.step(), least_s * GAIN) * _ROOM:
-            return False
-        return surely_dearer(self.graph, self.fleet, before, stretch)
 
     def top(self) -> Plan:
         """The plan of the rung that keeps least."""
@@ -307,12 +265,12 @@ class Ladder:
         if smallest is not None:
             lacks = self._lacks(smallest) + (self.rungs[rung].freed_bytes if rung >= 0 else 0)
         else:
-            lacks = most_alive(self.graph) - sum(self.limits) * _ROOM
+            lacks = most_alive(self.graph) - sum(self.limits) * ROOM
         found = next((n for n in range(rung + 1, last) if self.rungs[n].freed_bytes >= lacks), last)
         if smallest is None and found < last:
             # What two stretches share is freed once, which the sums of a ladder do not say.
             step = self.step(*self.rungs[found].stretches)
-            found = found if most_alive(step.graph) <= sum(self.limits) * _ROOM else last
+            found = found if most_alive(step.graph) <= sum(self.limits) * ROOM else last
         return found
 
     def falls_short(self, base: Plan | None) -> bool:

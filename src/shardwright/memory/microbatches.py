@@ -49,7 +49,7 @@ class Pieces:
     def __init__(self, traced: Traced, fleet: Fleet, planner: Planning, late: Callable[[], bool]) -> None:
         self.traced, self.fleet, self.planner, self.late = traced, fleet, planner, late
         self.near = tolerance(traced, fleet, NEAR)
-        #: What makes a scan of the step in one piece keep less and that quicker, see `Ladder.saving`.
+        #: What makes a scan keep less and the step quicker: what one in one piece does, see `Ladder.saving`.
         self.saving: Stretch | None = None
         #: Steps that memory was in the way of, and the best program of each, which does not fit.
         self.open: list[tuple[Traced, Plan]] = []
