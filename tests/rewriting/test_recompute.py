@@ -23,10 +23,10 @@ from shardwright.ir.errors import InputError, PlanError
 from shardwright.ir.graph import Graph
 from shardwright.ir.rewrites.graphs import saved
 from shardwright.ir.rewrites.recompute import Stretch, gains, recomputing
-from shardwright.ir.rewrites.rewriting import Rewriting, original, rewritten
+from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, original, rewritten
 from shardwright.ir.segments import Segment, schedule
 from shardwright.ir.trace import Traced, trace
-from shardwright.synth.stretches import ladder, stretches
+from shardwright.synth.stretches import RECOMPUTING, alike, in_scans, ladder, stretches
 
 
 def kept(graph: Graph) -> int:
@@ -48,6 +48,20 @@ def test_less_is_kept_and_results_are_the_same(scan: bool, keep: Any) -> None:
     wanted = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*args))]
     for got, expected in zip(on_reference(plan, args), wanted, strict=True):
         np.testing.assert_allclose(got, expected, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_a_scan_that_keeps_less_is_found_again_in_pieces(scan: bool) -> None:
+    whole = traced_layers(scan)
+    pieces = differentiated(rewritten(whole, Rewriting(microbatches=4)))
+    found = in_scans(whole.graph, RECOMPUTING)
+    assert bool(found) == scan
+    for stretch in found:
+        again = alike(stretch, whole.graph, pieces)
+        assert again is not None and again in in_scans(pieces, RECOMPUTING)
+        assert (again.name, again.keep) == (stretch.name, stretch.keep)
+        assert rewritten(whole, Rewriting((again,), microbatches=4)).graph is not whole.graph
+        assert alike(stretch, whole.graph, traced_layers(False).graph) is None
 
 
 def test_copies_wait_and_run_in_executables_of_their_own() -> None:

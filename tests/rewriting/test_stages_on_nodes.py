@@ -30,6 +30,7 @@ from shardwright.ir.pairs import paired
 from shardwright.ir.placement import Partial, R, Shard
 from shardwright.ir.registry import rule_of
 from shardwright.ir.rewrites.pieces import NotInPiecesError
+from shardwright.ir.rewrites.rewriting import rewriting_of
 from shardwright.ir.rules import Signature, allows, letter_signature, on_axes
 from shardwright.ir.segments import Relay, schedule
 from shardwright.ir.stages import layers_of, relays
@@ -251,6 +252,32 @@ def test_a_bound_on_one_axis_rules_out_nothing_on_two(speeds: Any, content: bool
     two: Any = Bounds(content=False, thorough=True)
     made = staging.Staging(trace(step, *args), nodes, (), False, two, lambda: False)
     assert made._plainly() is None and len(two.rivals) == 1
+
+
+@pytest.mark.parametrize("staged_s", [1.0, 2.0])
+def test_stages_that_hardly_fit_come_first_where_they_are_far_cheaper(
+    staged_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The step as it is costs 2 s at least; what makes its stages fit may take long."""
+    step, args = layered(scan=True, layers=4)
+    made = synthesize(step, *args, fleet=apart(((1, 1), (1, 1))), axes=2)
+    lacking = made.but(cost_s=staged_s, bound_s=staged_s, free_s=staged_s, fits=False)
+    assert not lacking.fits
+
+    class Above(Bounds):
+        def plan(self, traced: Traced, rival_s: float = np.inf, **how: Any) -> Any:
+            if rewriting_of(traced).stages > 1:
+                return lacking
+            return None if rival_s < 2.0 else made.but(cost_s=2.0, bound_s=2.0, free_s=2.0)
+
+        def outside_s(self, traced: Traced, wanted_s: float) -> float:
+            return np.inf
+
+    planner: Any = Above(content=False, thorough=True)
+    monkeypatch.setattr(staging.Staging, "plan", lambda self, pieces: made.but(cost_s=1.1, free_s=1.1))
+    nodes = apart(((1, 1), (1, 1)))
+    found = staging.Staging(trace(step, *args), nodes, (), False, planner, lambda: False)._plainly()
+    assert (found is not None) == (staged_s < 1.8)
 
 
 def test_a_mesh_whose_batch_has_too_few_pieces_is_told_so() -> None:

@@ -20,14 +20,16 @@ from shardwright.cost.memory.liveness import peak_bytes
 from shardwright.cost.model import CostModel
 from shardwright.ir.program import Move, Program, verify
 from shardwright.ir.trace import trace
+from shardwright.synth import alternate
 from shardwright.synth.alternate import Synthesis, synthesize
-from shardwright.synth.fallback import fitting
+from shardwright.synth.fallback import fitting, fullest
+from shardwright.synth.freely import freely
 from shardwright.synth.prices.lists import PriceList
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.priced import SpaceSolver, bound, solve
 from shardwright.synth.shares.bounds import certify
-from shardwright.synth.shares.turns import starts
+from shardwright.synth.shares.turns import Candidate, starts
 from shardwright.synth.space.space import Space
 from shardwright.synth.timer import Timer
 
@@ -141,6 +143,19 @@ def test_a_plan_that_fits_is_preferred_and_its_absence_is_said() -> None:
     assert not fitting.notes
     assert max(peak_bytes(fitting.program, graph, fitting.ratios)) <= least
     assert fitting.cost_s > ample.cost_s
+
+
+@pytest.mark.parametrize(("rival", "tried"), [(1.15, False), (1.3, True)])
+def test_what_does_not_fit_gets_several_ratios_beside_a_plan_that_leaves_room(
+    rival: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Candidate] = []
+    monkeypatch.setattr(alternate, "apart", lambda turns, best, *given, **how: asked.append(best))
+    tight = CostModel(fleet((4, 2, 1), memory="10 kB"))
+    free = freely(traced("mlp").graph, space("mlp"), tight, Timer())
+    found = alternate.within_memory(free, rival * free.found.cost_s)
+    assert fullest(found, tight) > 1
+    assert bool(asked) == tried and not any(each.fits for each in asked)
 
 
 @pytest.mark.parametrize("step", ["mlp", "attention", "normed", "labelled"])

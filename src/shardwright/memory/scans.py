@@ -17,8 +17,8 @@ from shardwright.plan import Plan
 from shardwright.synth.memory.alive import most_alive
 from shardwright.synth.stretches import surely_dearer
 
-#: Part of the memory that what is alive as traced should fill at most: about as much goes to what devices hold
-#: alike, and to what exchanges pack.
+#: Part of the memory that what is alive as traced should fill at most: about as much goes to what devices
+#: hold alike, and to what exchanges pack.
 ROOM = 0.5
 
 
