@@ -20,6 +20,7 @@ from shardwright.synth.programs.emit import emit
 from shardwright.synth.search.solution import Solution
 from shardwright.synth.segments import FEARED, WORTH, Fear, Segmented, segmented
 from shardwright.synth.shares.turns import Billed, Candidate, Found, Turns
+from shardwright.synth.untied import untied
 
 #: Part of the cost that one program with several should save over another.
 _BETTER = 1e-3
@@ -64,6 +65,18 @@ def apart(
     fear = Fear(len(model.counts))
 
     def consider(each: Billed | Candidate, feared: Fear | None = None) -> bool:
+        better = cut(each, feared)
+        if not short:
+            return better
+        # Where memory is short, state may lie elsewhere than what computes with it.
+        with turns.timer.ratios():
+            program = untied(each.program, graph, model, each.ratios)
+        if program is None:
+            return better
+        loose = Billed(program, each.ratios, charges(program, graph, model), each.memory)
+        return cut(loose, feared) or better
+
+    def cut(each: Billed | Candidate, feared: Fear | None) -> bool:
         nonlocal found
         fits, cost_s = (best.fits, best.cost_s) if found is None else (found.fits, found.cost_s)
         less = WORTH if found is None else _BETTER
