@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 from rewriting_cases import fleet, layered
@@ -17,6 +18,8 @@ from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import Pieces
 from shardwright.synth.stretches import RECOMPUTING
+
+_P = TypeVar("_P")
 
 
 class Squeezed:
@@ -61,8 +64,36 @@ class Squeezed:
         return plan
 
 
+class Lacking(Squeezed):
+    """Four pieces fit and cost 3 s; two with less kept cost 2 s, once that is searched around."""
+
+    def __init__(self, plan: Plan, free_s: float) -> None:
+        super().__init__(plan)
+        self.free_s = free_s
+
+    def plan(
+        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
+    ) -> Plan | None:
+        changed = rewriting_of(traced)
+        pieces, less = changed.microbatches, bool(changed.recompute)
+        if (pieces == 2 and less) or (pieces < 4 and briefly):
+            self.asked += [] if briefly else [("less", rival_s)]
+            cost_s, free_s = (self.free_s if briefly else 2.0), (self.free_s if less else 1.0)
+            step = replace(traced, rewriting=changed)
+            made = self.made.but(cost_s=cost_s, bound_s=1.0, free_s=free_s, fits=not briefly, traced=step)
+            return made.but(rewriting=changed) if cost_s < rival_s else None
+        fits = pieces == 4 and rival_s > 3.0 and not less
+        return self.made.but(cost_s=3.0, bound_s=1.0, free_s=1.0, rewriting=changed) if fits else None
+
+
 def squeezed(monkeypatch: pytest.MonkeyPatch, *, impossible: bool) -> tuple[Plan, Squeezed]:
     """The plan of six layers on devices that are alike; whether no program of the step as it is can fit."""
+    return best_of(monkeypatch, Squeezed, impossible=impossible)
+
+
+def best_of(
+    monkeypatch: pytest.MonkeyPatch, planning: Callable[[Plan], _P], *, impossible: bool = False
+) -> tuple[Plan, _P]:
     monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
     monkeypatch.setattr("shardwright.memory.in_pieces.candidates", lambda fleet: [fleet])
     monkeypatch.setattr("shardwright.memory.in_pieces._impossible", lambda *_: impossible)
@@ -71,7 +102,7 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, *, impossible: bool) -> tuple[Plan
     step, args = layered(False, layers=6)
     traced = trace(step, *args)
     made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
-    planner = Squeezed(made)
+    planner = planning(made)
     known = traced, fleet(), cast(Any, planner), lambda: False
     ladder = Ladder(traced, fleet(), RECOMPUTING, 1, *known[2:])
     ladder.mixed = False
@@ -94,6 +125,16 @@ def test_what_keeps_less_is_a_rival_for_pieces_that_are_searched_around(
     names = [name for name, _ in planner.asked]
     assert names.index("less") < names.index("2")
     assert all(rival_s <= 1.5 for name, rival_s in planner.asked if name == "2")
+
+
+@pytest.mark.parametrize(("free_s", "cost_s"), [(1.5, 2.0), (2.4, 2.0), (2.6, 3.0)])
+def test_fewer_pieces_that_keep_less_are_made_to_fit_where_they_save_much_memory_aside(
+    free_s: float, cost_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, planner = best_of(monkeypatch, lambda plan: Lacking(plan, free_s))
+    assert found.cost_s == cost_s
+    assert planner.asked == ([("less", 3.0)] if cost_s < 3.0 else [])
+    assert found.rewriting.microbatches == (2 if cost_s < 3.0 else 4)
 
 
 class Searching:

@@ -79,6 +79,8 @@ class Ladder:
         #: Rungs up to this one keep more than one of which no program fits.
         self._full = -1
         self.too_large: list[Plan] = []
+        #: The last one that was planned briefly and does not fit.
+        self.lacking: Plan | None = None
         #: What makes a scan keep less and the step quicker if memory were no limit, and how long that takes.
         self.saving: Stretch | None = None
         self.saving_s = math.inf
@@ -198,7 +200,13 @@ class Ladder:
             if smallest.fits:
                 self.known[rung] = smallest
                 return smallest
+            self.lacking = smallest
         return None
+
+    def made_to_fit(self, rival_s: float) -> Plan | None:
+        """The plan of the last rung that was planned briefly and does not fit, searched for what does."""
+        step = None if self.lacking is None else self.lacking.traced
+        return None if step is None or self.late() else self.planner.plan(step, rival_s, baselines=False)
 
     def freely(self, rival_s: float) -> Plan | None:
         """The cheapest plan that fits of some rungs without a search for what does; None if none is a rival.

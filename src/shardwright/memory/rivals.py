@@ -17,6 +17,9 @@ WORTH = 0.01
 #: Part of its cost that a step should save on fewer devices, memory aside, to be changed to fit there.
 FAR = 0.1
 
+#: Beside a plan that costs more than so many times what another step does, memory aside, that is made to fit.
+OPEN = 1.2
+
 #: A step whose scans keep less takes up to so many times less time: 1.05 was seen.
 GAIN = 1.1
 
