@@ -135,6 +135,7 @@ CASES = (
     Case("unlike cards", "bert_moe", GENERATIONS),
     *(Case("unlike cards", "bert_moe", fleet, axes="auto") for fleet in ("hap_testbed", UNLIKE[2])),
     *(Case("unlike cards", "bert_moe", fleet, axes="auto", donate=True) for fleet in ("a100_t4", UNLIKE[2])),
+    Case("unlike cards", "llama3", "a100_t4", factory="llama2_scan", axes="auto", donate=True),
     *(Case("one card", model, ONE, axes="auto") for model in ("gpt2", "vit", "bert")),
 )
 
