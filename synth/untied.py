@@ -25,10 +25,11 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from shardwright.cost.bill import Shares, cut_of
 from shardwright.cost.model import CostModel
-from shardwright.ir.graph import Atom, Graph, Value, value_types
+from shardwright.ir.graph import Atom, Equation, Graph, Value, value_types
 from shardwright.ir.placement import OwnRatios, Partial, Placement, R, Shard
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.registry import is_contraction
+from shardwright.ir.repeated import equations_of
 from shardwright.ir.rules import Signature
 from shardwright.ir.ties import Cut, cut_by, stretches
 from shardwright.ir.wires import Key, keys_made, keys_read
@@ -79,8 +80,10 @@ class _Sides:
         #: What loops tie, and state: whatever else ties it is on either side.
         self._found = stretches(held, graph)
         self._computes = [False] * self._found.count
-        for stretch, computes in zip(self._found.along(held, graph), _computing(held, graph), strict=True):
-            if stretch is not None and computes:
+        inside = (each for each in held.all_instructions() if not isinstance(each, Loop))
+        lines = zip(self._found.along(held, graph), inside, equations_of(held, graph), strict=True)
+        for stretch, instruction, equation in lines:
+            if stretch is not None and _computes(instruction, equation):
                 self._computes[stretch] = True
         #: Who makes what is cut, and who reads it.
         self._maker: dict[Key, int] = {}
@@ -97,7 +100,7 @@ class _Sides:
         self._maker.update((key, self._node(None, key)) for key in _cut(graph.inputs, program.inputs))
         for key in _cut(graph.outputs, program.outputs):
             self._readers.setdefault(key, {})[self._node(None, key)] = None
-        self.tied = bool(self._state) and 0 < self._passing[0] < _NO_LIMIT
+        self.tied = bool(self._state) and self._passing[0] > 0
 
     def with_state(self, position: int | None, key: Key) -> bool:
         """Whether an instruction, or what hands in or out, has a tensor cut as the state is."""
@@ -117,7 +120,8 @@ class _Sides:
         if position is None or instruction is None or isinstance(instruction, Loop):
             stretch = self._found.of[Cut((), *key)]
             return _COMPUTE if self._computes[stretch] else _FIRST + len(self.given.instructions) + stretch
-        return _COMPUTE if _computes(instruction, self.graph) else _FIRST + position
+        equation = None if isinstance(instruction, Move) else self.graph.equations[instruction.equation]
+        return _COMPUTE if _computes(instruction, equation) else _FIRST + position
 
     def _own_state(self) -> Iterator[Key]:
         """What is to lie by ratios of its own: all that is large, and that nothing reads that computes."""
@@ -166,22 +170,11 @@ class _Sides:
         return isinstance(instruction, Move) and instruction.kind == "slice"
 
 
-def _computing(program: Program, graph: Graph) -> Iterator[bool]:
-    """Of every instruction, loops replaced by their bodies', whether it is one of what computes."""
-    for instruction in program.instructions:
-        if isinstance(instruction, Loop):
-            regions = graph.equations[instruction.equation].regions
-            for body, region in zip(instruction.bodies, regions, strict=True):
-                yield from _computing(body, region)
-        else:
-            yield _computes(instruction, graph)
-
-
-def _computes(instruction: Compute | Move, graph: Graph) -> bool:
+def _computes(instruction: Instruction, equation: Equation | None) -> bool:
     """Whether what an instruction has cut is cut by the plan's ratios: as `kinds_of` has it."""
     if isinstance(instruction, Move):
         return isinstance(instruction.pre, Shard) and isinstance(instruction.post, Shard)
-    return is_contraction(graph.equations[instruction.equation].primitive)
+    return equation is not None and is_contraction(equation.primitive)
 
 
 def _network(edges: Sequence[tuple[int, int, int]], nodes: int) -> csr_array:
@@ -326,7 +319,10 @@ class _Apart:
             moves = isinstance(instruction, Move) and instruction.kind in ("all_gather", "slice")
             # What is not added up yet is whole on every device: it is read as soon as may be.
             whole = any(isinstance(placement, Partial) for _, placement in reads[number])
-            local = isinstance(instruction, Compute) and not (whole or _computes(instruction, self._graph))
+            local = isinstance(instruction, Compute) and not (whole or self._contracts(instruction))
             if read and late.issuperset(read) and wanted.isdisjoint(made) and (moves or local):
                 late.add(number)
         return late
+
+    def _contracts(self, instruction: Compute) -> bool:
+        return _computes(instruction, self._graph.equations[instruction.equation])

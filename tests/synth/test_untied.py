@@ -186,6 +186,27 @@ def test_updates_come_one_after_the_other() -> None:
     assert min(apart[::2]) > 5
 
 
+def test_what_the_step_gathers_anyway_is_gathered_once() -> None:
+    """The gradient goes to where the state lies, and whole into a sum that runs along it."""
+
+    def looks(w: Any, m: Any, v: Any, x: Any) -> tuple[Any, ...]:
+        g = jax.grad(lambda w: jnp.mean(jnp.einsum("ted,edf->tef", x, w) ** 2))(w)
+        m, v = 0.9 * m + 0.1 * g, 0.99 * v + 0.01 * g * g
+        return w - 1e-2 * m / (jnp.sqrt(v) + 1e-8), m, v, jnp.cumsum(g.reshape(-1))
+
+    traced, model = trace(looks, *given()), CostModel(fleet((4, 2, 1)))
+    program = in_stretches(traced, model)
+    found = untied(program, traced.graph, model, (0.2, 0.0, 0.8))
+    assert found is not None
+    verify(found, traced.graph)
+    gathers = [i.value for i in found.instructions if isinstance(i, Move) and i.kind == "all_gather"]
+    assert len(set(gathers)) == len(gathers)
+    assert any(isinstance(i, Move) and i.kind == "all_gather" for i in program.instructions)
+    got = ReferenceExecutable(traced, found, (0.7, 0.2, 0.1))(*given())
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(jax.jit(looks)(*given())), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
 def test_what_nothing_ties_stays_as_it_is() -> None:
     _, model, _ = by_experts()
     whole = trace(lambda w, x: (w - 0.1 * x.mean(), x.sum()), *given()[2:])

@@ -12,7 +12,6 @@ from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces
 from shardwright.memory.rivals import (
     FAR,
-    OPEN,
     Planning,
     better,
     cost_of,
@@ -247,10 +246,7 @@ class InPieces:
             pieces = brief.rewriting.microbatches
             ladder = Ladder(asked.traced, asked.fleet, asked.policies, pieces, self.planner, self.late)
             ladder.saving = next(iter(brief.rewriting.recompute), None)
-            plan = ladder.briefly(brief, least_s)
-            if plan is None and unlimited_s(ladder.lacking or brief) * OPEN < least_s:
-                # Made to fit, it may still be far cheaper.
-                plan = ladder.made_to_fit(least_s)
+            plan = ladder.briefly(brief, least_s) or ladder.made_to_fit(least_s)
             self.found = better(self.found, plan)
 
     def _enough(self, free_s: float) -> Plan | None:

@@ -14,6 +14,7 @@ from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritt
 from shardwright.ir.trace import Traced
 from shardwright.memory.every_way import EveryWay
 from shardwright.memory.rivals import (
+    OPEN,
     SAME,
     WORTH,
     Planning,
@@ -204,9 +205,12 @@ class Ladder:
         return None
 
     def made_to_fit(self, rival_s: float) -> Plan | None:
-        """The plan of the last rung that was planned briefly and does not fit, searched for what does."""
+        """The plan of the last rung that `briefly` found too large, if it saves much on a rival, memory aside."""
         step = None if self.lacking is None else self.lacking.traced
-        return None if step is None or self.late() else self.planner.plan(step, rival_s, baselines=False)
+        if self.lacking is None or step is None or self.late():
+            return None
+        saves = unlimited_s(self.lacking) * OPEN < rival_s
+        return self.planner.plan(step, rival_s, baselines=False) if saves else None
 
     def freely(self, rival_s: float) -> Plan | None:
         """The cheapest plan that fits of some rungs without a search for what does; None if none is a rival.
