@@ -205,7 +205,7 @@ class Ladder:
         return None
 
     def made_to_fit(self, rival_s: float) -> Plan | None:
-        """The plan of the last rung that `briefly` found too large, if it saves much on a rival, memory aside."""
+        """The plan of the last rung that `briefly` found too large, if it saves much, memory aside."""
         step = None if self.lacking is None else self.lacking.traced
         if self.lacking is None or step is None or self.late():
             return None
