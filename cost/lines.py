@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.kernels.products import kernel_dtype
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
-from shardwright.cost.traffic import ALIASES, Traffic, traffic
+from shardwright.cost.traffic import ALIASES, Traffic, rows_in, traffic
 from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import R, Shard
@@ -255,10 +255,12 @@ def kernel_lines(
         return
     flop = flop_count(rule, equation)
     tensors = (*equation.input_types, *equation.output_types)
-    stored = [t.nbytes * counts for t, counts in zip(tensors, (*traffic.ins, *traffic.outs), strict=True)]
+    stored = traffic.nbytes(equation)
     if is_reload(equation):
         stored[1:] = [0]  # its bytes go out and come back: the link has a rate for both together
-    everything, launches = sum(stored), any(traffic.outs)
+    # Where devices share the rows, each goes through all of its own.
+    written, everywhere = rows_in(equation), traffic.nbytes(equation, rows=False)
+    launches = any(traffic.outs)
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
     found = op_class(equation)
     given, sizes, linear = precision(equation), product_sizes(equation, flop), like_linear(equation)
@@ -267,17 +269,19 @@ def kernel_lines(
     known: dict[tuple[object, ...], Kernel] = {}
     for signature in signatures:
         split, units, sharded = 0, 0, False
-        for tensor, nbytes, placement in zip(tensors, stored, signature.ins + signature.outs, strict=True):
+        into = signature.outs[0]
+        through = everywhere if written and isinstance(into, Shard) and into.dim in written else stored
+        for tensor, nbytes, placement in zip(tensors, through, signature.ins + signature.outs, strict=True):
             if isinstance(placement, Shard):
                 units = units if sharded else units_of(tensor, placement)
                 split += nbytes
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
         part = turned > 0 and isinstance(signature.ins[0], Shard)
-        key = sharded, split, units, cut, part
+        key = sharded, split, units, cut, part, through is everywhere
         kernel = known.get(key)
         if kernel is None:
-            whole = everything - split
+            whole = sum(through) - split
             kernel = known[key] = Kernel(
                 dtype,
                 given,

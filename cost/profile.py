@@ -159,8 +159,8 @@ def _rows(graph: Graph, prefix: str, runs: float, layer: str | None) -> Iterator
                 yield from _rows(region, f"{name}.{number}.", runs * (1 if trip is None else trip), where)
             continue
         moved = through[equation]
-        read = sum(t.nbytes for t, used in zip(equation.input_types, moved.ins, strict=True) if used)
-        written = sum(t.nbytes for t, used in zip(equation.output_types, moved.outs, strict=True) if used)
+        nbytes = moved.nbytes(equation)
+        read, written = sum(nbytes[: len(equation.inputs)]), sum(nbytes[len(equation.inputs) :])
         flop = flop_count(rule_of(equation), equation)
         yield EquationRow(
             name,

@@ -2,7 +2,9 @@
 
 XLA fuses elementwise and data-movement equations into the loops around them: a tensor made by such an
 equation and used by such equations and reductions alone is never written. Aliases (reshape) cost
-nothing, and a transpose that only contractions read is folded into them.
+nothing, and a transpose that only contractions read is folded into them. Rows that are taken of a tensor
+(`dynamic_slice`) go through memory without the others, and so do rows that are written into one
+(`dynamic_update_slice`), if nobody needs it any more as it was.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.ir.graph import Equation, Graph, per_form, per_graph
+from shardwright.ir.graph import Equation, Graph, Value, per_form, per_graph
 from shardwright.ir.registry import registry
 from shardwright.ir.table import Flags, stretches, table
 
@@ -24,11 +26,30 @@ ALIASES = frozenset(
 
 
 class Traffic(NamedTuple):
-    """Which operands and results of an equation go through memory."""
+    """Which operands and results of an equation go through memory.
+
+    Attributes:
+        ins, outs: of every operand and result, whether it does.
+        in_place: whether rows are written into the operand itself.
+    """
 
     ins: tuple[bool, ...]
     outs: tuple[bool, ...]
+    in_place: bool = False
 
+    def nbytes(self, equation: Equation, *, rows: bool = True) -> list[int]:
+        """Of every operand and result, bytes that go through memory; `rows`: of one in place, only these."""
+        tensors = (*equation.input_types, *equation.output_types)
+        found = [t.nbytes * counts for t, counts in zip(tensors, (*self.ins, *self.outs), strict=True)]
+        if equation.primitive == _TAKES:
+            found[0] = min(found[0], equation.output_types[0].nbytes)
+        elif self.in_place and rows:
+            found[0], found[-1] = 0, min(found[-1], equation.input_types[1].nbytes)
+        return found
+
+
+#: What takes rows of a tensor, and what writes some into one.
+_TAKES, _PUTS = "dynamic_slice", "dynamic_update_slice"
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})
@@ -96,20 +117,44 @@ def through_memory(
     reads &= ~folded[reader]
     ins, outs = reads & stored[read], stored[made] & ~folded[maker]
     # The loops of one fusion read a tensor once between them.
-    by_loops = np.flatnonzero(reads & consumers[reader])
+    takes = are([example.primitive == _TAKES for example in found.examples])
+    by_loops = np.flatnonzero(reads & consumers[reader] & ~takes[reader])
     first = np.zeros(values, dtype=np.intp)
     first[read[by_loops][::-1]] = by_loops[::-1]
     ins[by_loops] &= first[read[by_loops]] == by_loops
+    puts = rows[are([example.primitive == _PUTS for example in found.examples])].tolist()
+    into = {row for row in puts if _in_place(graph, row, stored, handed_out)}
     #: Equal ones are one object.
-    known: dict[tuple[bytes, bytes], Traffic] = {}
+    known: dict[tuple[bytes, bytes, bool], Traffic] = {}
     there: dict[Equation, Traffic] = {}
     flags = ins.tobytes(), outs.tobytes()
     begin = (np.concatenate([[0], np.bincount(of, minlength=len(rows)).cumsum()]) for of in (reader, maker))
     taken, given = (pairwise(places.tolist()) for places in begin)
     for row, (a, b), (c, d) in zip(compiled, taken, given, strict=True):
-        key = flags[0][a:b], flags[1][c:d]
+        key = flags[0][a:b], flags[1][c:d], row in into
         through = known.get(key)
         if through is None:
-            through = known[key] = Traffic(*(tuple(map(bool, some)) for some in key))
+            through = known[key] = Traffic(tuple(map(bool, key[0])), tuple(map(bool, key[1])), row in into)
         there[graph.equations[row]] = through
     return there
+
+
+def _in_place(graph: Graph, row: int, stored: Flags, handed_out: Collection[int]) -> bool:
+    """Whether an equation that writes rows into a tensor may write into that: nobody reads it afterwards."""
+    operand = graph.equations[row].inputs[0]
+    if not isinstance(operand, Value) or not stored[operand.index] or operand.index in handed_out:
+        return False
+    found = table(graph)
+    # What a body is given it is taken to carry; what a step is given is the caller's.
+    callers = operand in graph.inputs and bool(graph.input_names) and not graph.donated
+    last = found.reader[found.operands == operand.index].max()
+    return bool(last == row) and not callers and operand not in graph.constants
+
+
+def rows_in(equation: Equation) -> frozenset[int]:
+    """Dimensions of a tensor along which an equation writes rows into it."""
+    if equation.primitive != _PUTS:
+        return frozenset()
+    whole, part = equation.input_types[:2]
+    pairs = zip(whole.shape, part.shape, strict=True)
+    return frozenset(dim for dim, (size, own) in enumerate(pairs) if size != own)

@@ -9,6 +9,9 @@ it is, as XLA does in loops of its own:
 - *Handed over.* A loop begins with what a segment made for it alone; of anything else, such as an argument,
   which is the caller's, it begins with a copy.
 
+A loop within such a body goes by the first rule as well: it begins with what was carried in, carries it on in
+its place, and what it ends with is carried on.
+
 Prices of memory (`cost/memory/tenants.py`, `shardwright/memory/walk.py`) and ranks
 (`backends/mpi/script.py`) go by the same rules.
 """
@@ -16,10 +19,10 @@ Prices of memory (`cost/memory/tenants.py`, `shardwright/memory/walk.py`) and ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from shardwright.ir.donation import over_given
 from shardwright.ir.dtypes import is_key
@@ -27,21 +30,9 @@ from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Equation, Graph, Value
 from shardwright.ir.program import Program, Property
 from shardwright.ir.regions import boundary, stacked_results
-from shardwright.ir.segments import Lasting, Looping, Segment
+from shardwright.ir.segments import Lasting, Looping, Segment, Stepped
 
 _S = TypeVar("_S", bound=Lasting)
-_Step = TypeVar("_Step", bound=Lasting, covariant=True)
-
-
-class Stepped(Protocol[_Step]):
-    """A schedule or an order."""
-
-    @property
-    def program(self) -> Program: ...
-    @property
-    def graph(self) -> Graph: ...
-    @property
-    def steps(self) -> Sequence[_Step]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +40,12 @@ class Carry:
     """An operand of a loop that a region carries to its own next iteration.
 
     Attributes:
-        operand: its position among those of the equation.
+        operand, result: its positions among those of the equation.
         into, out: positions among inputs and outputs of the region.
     """
 
     operand: int
+    result: int
     into: int
     out: int
 
@@ -62,8 +54,9 @@ def carries(equation: Equation, region: int) -> tuple[Carry, ...]:
     """What a region carries on."""
     wiring = boundary(equation)
     operand = {port.inner: port.outer for port in wiring.ins if port.region == region and not port.stacked}
+    result = {port.inner: port.outer for port in wiring.outs if port.region == region and not port.stacked}
     own = ((into, out) for start, out, end, into in wiring.carries if start == end == region)
-    return tuple([Carry(operand[into], into, out) for into, out in own])
+    return tuple([Carry(operand[into], result[out], into, out) for into, out in own])
 
 
 def carried_on(program: Program, region: Graph, some: Iterable[Carry]) -> dict[Property, Property]:
@@ -82,9 +75,60 @@ def carried_on(program: Program, region: Graph, some: Iterable[Carry]) -> dict[P
 def written_over(
     body: Stepped[_S], equation: Equation, region: int
 ) -> Mapping[_S, Mapping[Property, Property]]:
-    """By segment of a loop's body, what it makes in the place of what was carried in: new -> old."""
+    """By segment or loop of a loop's body, what it makes in the place of what was carried in: new -> old."""
     pairs = carried_on(body.program, body.graph, carries(equation, region))
-    return over_given(body.steps, body.graph, pairs)
+    found = dict(over_given(body.steps, body.graph, pairs))
+    for step in body.steps:
+        if isinstance(step, Looping) and (mine := _through(body, step, pairs)):
+            found[step] = mine
+    return found
+
+
+def _through(
+    body: Stepped[_S], step: Looping, pairs: Mapping[Property, Property]
+) -> dict[Property, Property]:
+    """Of what is carried on in the place of what was carried in, what a loop in the body carries on."""
+    if not pairs:
+        return {}
+    loop, outs = body.graph.equations[step.loop.equation], step.loop.signature.outs
+    begun = begun_with(body, step, carried_in_place(step, loop), pairs.values())
+    read, found = read_by(step, body.graph), dict[Property, Property]()
+    for number in range(len(loop.regions)):
+        for carry in carries(loop, number):
+            new = Property(loop.outputs[carry.result].index, outs[carry.result])
+            old = pairs.get(new)
+            if old is not None and old == read[carry.operand] and old in begun:
+                found[new] = old
+    return found
+
+
+def carried_in_place(step: Looping, equation: Equation) -> frozenset[int]:
+    """Positions of the operands that a loop of the host carries on in their place."""
+    kept = frozenset[int]()
+    for number, body in enumerate(step.bodies):
+        over = written_over(body, equation, number)
+        kept |= in_place(body, equation, number, {old for pairs in over.values() for old in pairs.values()})
+    return kept
+
+
+def begun_with(
+    order: Stepped[Lasting], step: Looping, operands: Collection[int], given: Collection[Property]
+) -> frozenset[Property]:
+    """What was given, and a loop of the order begins with in its place: nothing reads it afterwards.
+
+    Args:
+        order: the steps.
+        step: the loop, one of them.
+        operands: positions of those that are carried on in their place.
+        given: what may give its memory.
+    """
+    read = read_by(step, order.graph)
+    times = Counter(read)
+    # Another loop may have handed out what came in.
+    others = {p for each in order.steps if isinstance(each, Looping) and each is not step for p in each.needs}
+    mine = set(given).intersection(step.drops).difference(others)
+    begun = (read[operand] for operand in operands)
+    return frozenset(prop for prop in begun if prop is not None and times[prop] == 1 and prop in mine)
 
 
 def in_place(

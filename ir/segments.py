@@ -120,12 +120,28 @@ class Lasting(Protocol):
     def drops(self) -> tuple[Property, ...]: ...
 
 
+_Step = TypeVar("_Step", bound=Lasting, covariant=True)
+
+
+class Stepped(Protocol[_Step]):
+    """A schedule or an order: steps of a program over a graph."""
+
+    @property
+    def program(self) -> Program: ...
+    @property
+    def graph(self) -> Graph: ...
+    @property
+    def steps(self) -> Sequence[_Step]: ...
+
+
 @runtime_checkable
 class Looping(Lasting, Protocol):
     """A loop that the host runs, as such a step."""
 
     @property
     def loop(self) -> Loop: ...
+    @property
+    def bodies(self) -> Sequence[Stepped[Lasting]]: ...
 
 
 _S = TypeVar("_S", bound=Lasting)

@@ -26,7 +26,7 @@ from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
-from shardwright.ir.carried import handed_over, in_place, read_by, written_over
+from shardwright.ir.carried import begun_with, handed_over, in_place, read_by, written_over
 from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Equation, Literal, TensorType
 from shardwright.ir.placement import Placement
@@ -111,7 +111,10 @@ class Script:
         #: Of every loop its bodies, and the operands that these carry on in their place.
         self._loops = {step: self._carrying(step) for step in order.steps if isinstance(step, Repeat)}
         self.bodies = [body for bodies, _ in self._loops.values() for body in bodies]
-        begun = {step: handed_over(order, step, kept) for step, (_, kept) in self._loops.items()}
+        begun = {
+            step: handed_over(order, step, kept) | begun_with(order, step, kept, donated)
+            for step, (_, kept) in self._loops.items()
+        }
         device = machine.device
         self._donated = given_away(order, donated, device.index, len(device.ratios), begun)
         self._functions: dict[Segment, Local] = {}

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwright.cost.memory.compilers import COMPILERS
 from shardwright.cost.memory.liveness import Peaks, by_device
 from shardwright.cost.memory.stretches import cut_at_exchanges
-from shardwright.cost.memory.tenants import Size
+from shardwright.cost.memory.tenancy import Size
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.graph import Graph, TensorType, Value, value_types
 from shardwright.ir.placement import Placement, R

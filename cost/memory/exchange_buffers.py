@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+from shardwright.cost.memory.tenancy import Bytes, Size
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import Placement, Shard, lengths, region
+from shardwright.ir.placement import Placement, Shard, cuts, lengths, region
 from shardwright.ir.program import Move
 
 
@@ -30,6 +31,17 @@ def exchange_bytes(move: Move, tensor: TensorType, device: int, ratios: Sequence
     if move.kind == "all_to_all":  # pieces are packed to be sent, and unpacked where they arrive
         return 2 * result + held_bytes(tensor, move.pre, device, ratios)
     return result
+
+
+def packed_beside(move: Move, tensor: TensorType, size: Size) -> list[Bytes]:
+    """What an exchange takes beside its operand and result, where `size` says what a device holds."""
+    if move.strategy == "padded":  # equal blocks for all, and the device's own
+        # On two axes both may be cut: the one that is cut further is the device's own.
+        cut = max(move.pre, move.post, key=lambda p: len(cuts(p)))
+        return [(float(tensor.nbytes), *size(tensor, cut)[1:])]
+    if move.kind == "all_to_all":
+        return [size(tensor, move.pre), size(tensor, move.post)]
+    return []
 
 
 def held_bytes(tensor: TensorType, placement: Placement, device: int, ratios: Sequence[float]) -> int:

@@ -25,7 +25,8 @@ from math import prod
 
 import numpy as np
 
-from shardwright.cost.memory.tenants import Bytes, Size, front, moments
+from shardwright.cost.memory.tenancy import Bytes, Size
+from shardwright.cost.memory.tenants import front, moments
 from shardwright.cost.memory.written import written
 from shardwright.cost.share_cost import Floats
 from shardwright.ir.donation import continued

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Container, Sequence
 from typing import TypeAlias
+
+from shardwright.ir.graph import TensorType
+from shardwright.ir.placement import Placement
 
 #: Bytes of a tensor in a placement: fixed, and times a device's share (one for each of a program's ratios).
 Bytes: TypeAlias = tuple[float, ...]
+Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
 #: A tenant that may be written over one of others, and when.
 Over: TypeAlias = tuple[int, tuple[int, ...], int]
 
@@ -43,3 +48,32 @@ class Tenants:
         for number in numbers:
             if self.last[number] < time:
                 self.last[number] = time
+
+    def written_over(self, elsewhere: Container[int]) -> dict[int, int]:
+        """Tenants that are written over what nobody reads any more, and when they count as their own.
+
+        Args:
+            elsewhere: those that have a place already, and that nobody's place is.
+        """
+        taken, after = set[int](), dict[int, int]()
+        for number, sources, time in self.over:
+            for source in sources if number not in elsewhere else ():
+                if (
+                    self.last[source] == time
+                    and source not in taken
+                    and source not in self.leaves
+                    and source not in elsewhere
+                    and self.size[source] == self.size[number]
+                    and self.first[source] >= 0
+                ):
+                    taken.add(source)
+                    after[number] = time + 1
+                    break
+        return after
+
+
+def union(some: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """Tenants, each once, in order."""
+    if len(some) == 1:
+        return some[0]
+    return tuple(dict.fromkeys([number for tenants in some for number in tenants]))

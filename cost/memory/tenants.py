@@ -2,37 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
-from typing import TypeAlias
 
 import numpy as np
 
+from shardwright.cost.memory.exchange_buffers import packed_beside
 from shardwright.cost.memory.stretches import cut_at_exchanges, exchanges
-from shardwright.cost.memory.tenancy import Bytes, Tenants
+from shardwright.cost.memory.tenancy import Bytes, Size, Tenants, union
 from shardwright.cost.memory.written import Written
 from shardwright.cost.share_cost import Floats
 from shardwright.cost.traffic import ALIASES
-from shardwright.ir.carried import Carry, carried_on, carries
+from shardwright.ir.carried import carried_on, carries
 from shardwright.ir.collectives import registry
 from shardwright.ir.donation import continued, in_time
 from shardwright.ir.graph import Equation, Graph, TensorType, Value, value_types
 from shardwright.ir.host import is_reload, uses_host
-from shardwright.ir.placement import Placement, R, cuts
+from shardwright.ir.placement import R
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
 from shardwright.ir.regions import entering, stacked_results
 from shardwright.ir.registry import registry as operations
 from shardwright.ir.table import Flags, Numbers
 from shardwright.ir.wires import Number, apart, wires
 
-Size: TypeAlias = Callable[[TensorType, Placement], Bytes]
 _NOTHING = TensorType((0,), "float32")
 _BYTE = TensorType((1,), "uint8")
 
 
 def moments(program: Program, graph: Graph, held: Written, *, top: bool, size: Size) -> Floats:
     """(time, columns of `size`): bytes while every instruction runs, `size` being those of one tensor."""
-    return _Walk(program, graph, held, size, top=top).moments()
+    given = continued(program, graph) if top else {}
+    return _Walk(program, graph, held, size, given, top=top).moments()
 
 
 def front(rows: Floats) -> Floats:
@@ -48,9 +49,24 @@ def front(rows: Floats) -> Floats:
 
 
 class _Walk:
-    """Follows the instructions of a program, or of a loop's body, and notes who is in memory when."""
+    """Follows the instructions of a program, or of a loop's body, and notes who is in memory when.
 
-    def __init__(self, program: Program, graph: Graph, held: Written, size: Size, *, top: bool) -> None:
+    Args:
+        program, graph, held, size: as of `moments`.
+        over: new -> old, which was given and may give its memory.
+        top: whether it is no body.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        graph: Graph,
+        held: Written,
+        size: Size,
+        over: Mapping[Property, Property],
+        *,
+        top: bool,
+    ) -> None:
         self.program, self.graph, self.held, self.size, self.top = program, graph, held, size, top
         self.types, self.host = value_types(graph), uses_host(graph)
         self.end = len(program.instructions)
@@ -64,6 +80,8 @@ class _Walk:
         #: Of what is given, the last stretch that reads it.
         self.read_last: dict[int, int] = {}
         self.made: list[Sequence[int]] = []
+        #: By stretch, what it reads for tenants that it computes itself, and these.
+        self.moved: dict[int, list[tuple[Sequence[int], Sequence[int]]]] = {}
         #: When an equation is carried out first.
         self.time_of: dict[int, int] = {}
         #: (moment, bytes) beside the tenants: temporaries, bodies, what exchanges pack.
@@ -74,11 +92,15 @@ class _Walk:
         self.inside: list[tuple[int, int]] = []
         self.begun: list[tuple[int, int]] = []
         self.talking: set[int] = set()
+        #: Of what is given, what such a loop makes of it in its place.
+        self.through: dict[int, int] = {}
         self._establish()
         #: By number; and bytes by type and number.
         self.placements = list(self.wires.numbers)
         self.sizes: dict[tuple[int, int], Bytes] = {}
         self._follow()
+        #: Tenants in the place of something given -> that.
+        self.instead = dict(self._over_given(over))
 
     def _establish(self) -> None:
         tenants, current, graph, program = self.tenants, self.current, self.graph, self.program
@@ -138,7 +160,9 @@ class _Walk:
             if apart and number not in handed_out:
                 tenants.later.add(number)
                 # What it reads is read when that stretch runs: nothing takes its memory before.
-                self.read_last |= dict.fromkeys(needed, -1)
+                (stretch,) = readers
+                self.moved.setdefault(stretch, []).append((needed, (number,)))
+                self.read_last |= {old: max(stretch, self.read_last[old]) for old in needed}
 
     def _light(self, instruction: Instruction) -> bool:
         """Whether an instruction is cheap enough for `shardwright/ir/late.py` to move it."""
@@ -160,7 +184,7 @@ class _Walk:
         canonical: dict[Number, int] = {}
         lines = zip(self.program.instructions, self.reads, self.made, self.wires.makes, strict=True)
         for time, (instruction, read, made, makes) in enumerate(lines):
-            sources = sources_of[read[0]] if len(read) == 1 else _union([sources_of[n] for n in read])
+            sources = sources_of[read[0]] if len(read) == 1 else union([sources_of[n] for n in read])
             if not isinstance(instruction, Compute):
                 self._move_or_loop(time, instruction, sources)
                 continue
@@ -204,7 +228,8 @@ class _Walk:
             self._write(number, time, code, sources)
         tenants.read(sources, time)
         if isinstance(instruction, Move):
-            self._pack(time, instruction)
+            packed = packed_beside(instruction, self.types[instruction.value], self.size)
+            self.beside.extend((time, time, nbytes) for nbytes in packed)
         else:
             self._bodies(time, instruction)
 
@@ -232,49 +257,40 @@ class _Walk:
         last = max([t for t in times if self.stretches[t] == stretch], default=time)
         self.beside.append((time, max(last, time), tuple([part * n for n in whole])))
 
-    def _pack(self, time: int, move: Move) -> None:
-        """What an exchange takes beside its operand and result."""
-        tensor = self.types[move.value]
-        if move.strategy == "padded":  # equal blocks for all, and the device's own
-            # On two axes both may be cut: the one that is cut further is the device's own.
-            cut = max(move.pre, move.post, key=lambda p: len(cuts(p)))
-            own = self.size(tensor, cut)[1:]
-            self.beside.append((time, time, (float(tensor.nbytes), *own)))
-        elif move.kind == "all_to_all":
-            for placement in (move.pre, move.post):
-                self.beside.append((time, time, self.size(tensor, placement)))
-
     def _bodies(self, time: int, loop: Loop) -> None:
         equation = self.graph.equations[loop.equation]
         helds, hosted = self.held.regions[loop.equation], exchanges(loop, self.graph)
         ends = zip(loop.bodies, equation.regions, helds, strict=True)
-        kept: set[int] = set()
+        kept: dict[int, int] = {}
         for number, (body, inside, held) in enumerate(ends):
-            walk = _Walk(body, inside, held, self.size, top=False)
+            carried = carries(equation, number)
+            walk = _Walk(body, inside, held, self.size, carried_on(body, inside, carried), top=False)
             peaks = front(walk.moments())
             if hosted:
                 for i in sorted(entering(equation, number)):  # rows of operands are copies
                     peaks = peaks + self.size(inside.inputs[i].type, body.inputs[i])
-                kept |= walk.kept(carries(equation, number))
+                # What is given is numbered as the inputs are.
+                olds = set(walk.instead.values())
+                kept.update((carry.operand, carry.result) for carry in carried if carry.into in olds)
             self.inner.append((time, peaks))
         if hosted:
             self._count_once(time, equation, kept)
 
-    def _count_once(self, time: int, equation: Equation, kept: Collection[int]) -> None:
-        """Note what of a loop that the host runs is counted inside (see `shardwright/ir/carried.py`)."""
-        stacked = stacked_results(equation)
-        self.inside.extend((time, made) for k, made in enumerate(self.made[time]) if k not in stacked)
+    def _count_once(self, time: int, equation: Equation, kept: Mapping[int, int]) -> None:
+        """Note what of a loop that the host runs is counted inside (see `shardwright/ir/carried.py`).
+
+        Args:
+            time, equation: of the loop.
+            kept: operands that it carries on in their place -> results.
+        """
+        stacked, made = stacked_results(equation), self.made[time]
+        self.inside.extend((time, number) for k, number in enumerate(made) if k not in stacked)
         read = self.reads[time]
         operands = [k for k, atom in enumerate(equation.inputs) if isinstance(atom, Value)]
         for operand, number in zip(operands, read, strict=True):
             if operand in kept and read.count(number) == 1:
                 self.begun.append((time, number))
-
-    def kept(self, some: Sequence[Carry]) -> set[int]:
-        """The operands of the loop of which this is the body that it carries on in their place."""
-        # What is given is numbered as the inputs are.
-        olds = {before for _, before in self._over_given(carried_on(self.program, self.graph, some))}
-        return {carry.operand for carry in some if carry.into in olds}
+                self.through[number] = made[kept[operand]]
 
     def moments(self) -> Floats:
         """(time, columns of a `Size`): bytes while each instruction runs."""
@@ -299,11 +315,14 @@ class _Walk:
     def _counted_inside(self) -> dict[int, Floats]:
         """Of loops that the host runs, by time: what they begin with in its place, and most results."""
         tenants, found = self.tenants, dict[int, Floats]()
-        mine = list(self.inside)
+        # What lies in the place of something given is counted there.
+        mine = [(time, number) for time, number in self.inside if self.top or number not in self.instead]
         for time, number in self.begun:
             made = tenants.sources[number] == (number,) and tenants.stretch[number] not in (-1, *self.talking)
             if made and tenants.last[number] <= time:
                 mine.append((time, number))
+            elif self.instead.get(self.through[number]) == number:
+                found[time] = found.get(time, 0.0) + np.array(tenants.size[self.through[number]])
         for time, number in mine:
             if tenants.first[number] >= 0:
                 found[time] = found.get(time, 0.0) + np.array(tenants.size[number])
@@ -325,13 +344,15 @@ class _Walk:
     def _rows(self) -> list[tuple[float, ...]]:
         """From when to when a tenant or something beside them is in memory, and its bytes."""
         tenants, end = self.tenants, self.end
-        first, last, after = tenants.first, tenants.last, self._written_over()
+        first, last = tenants.first, tenants.last
+        instead = () if self.top else self.instead
+        after = tenants.written_over(instead)
         starts = [0, *[time + 1 for time in self.ends]]
         rows: list[tuple[float, ...]] = []
-        for number, nbytes in self._taken_over():
-            rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in nbytes)))
+        for number in self.instead if self.top else ():
+            rows.append((starts[tenants.stretch[number]], end + 1, *(-n for n in tenants.size[number])))
         for number, begin in enumerate(first):
-            if begin < 0 or (self.top and tenants.stretch[number] < 0):
+            if begin < 0 or (self.top and tenants.stretch[number] < 0) or number in instead:
                 continue
             if number in tenants.leaves and tenants.stretch[number] >= 0:
                 begin = starts[tenants.stretch[number]]
@@ -341,60 +362,34 @@ class _Walk:
         rows.extend((begin, until + 1, *size) for begin, until, size in self.beside)
         return rows
 
-    def _written_over(self) -> dict[int, int]:
-        """Tenants that are written over what nobody reads any more, and when they count as their own."""
-        tenants, taken, after = self.tenants, set[int](), dict[int, int]()
-        for number, sources, time in tenants.over:
-            for source in sources:
-                if (
-                    tenants.last[source] == time
-                    and source not in taken
-                    and source not in tenants.leaves
-                    and tenants.size[source] == tenants.size[number]
-                    and tenants.first[source] >= 0
-                ):
-                    taken.add(source)
-                    after[number] = time + 1
-                    break
-        return after
-
-    def _taken_over(self) -> Iterator[tuple[int, Bytes]]:
-        """Tenants that are written over donated state, with its size; see `shardwright.ir.donation`."""
-        if self.top and self.graph.donated:
-            for after, _ in self._over_given(continued(self.program, self.graph)):
-                yield after, self.tenants.size[after]
-
     def _over_given(self, over: Mapping[Property, Property]) -> Iterator[tuple[int, int]]:
         """Tenants that are written over what is given, with that, as far as new -> old says that they may."""
         if not over:
             return
         tenants, number_of = self.tenants, self.wires.number
-        through_loops = {
+        through_loops = Counter(
             number
             for instruction, read in zip(self.program.instructions, self.reads, strict=True)
             if isinstance(instruction, Loop) and exchanges(instruction, self.graph)
             for number in read
-        }
+        )
         pairs: dict[int, dict[int, int]] = {}
         for new, old in over.items():
             before = self.given[number_of(old.value, old.placement)]
             sources = tenants.sources[self.current[number_of(new.value, new.placement)]]
-            if len(sources) != 1 or before in through_loops:
+            if len(sources) != 1:
                 continue
             (after,) = sources
+            times = through_loops[before]
+            if times and (self.top or times > 1 or self.through.get(before) != after):
+                continue
             stretch = tenants.stretch[after]
             alike = tenants.size[after] == self.size(self.types[old.value], old.placement)
             if alike and stretch >= 0 and stretch == self.read_last.get(before):
                 pairs.setdefault(stretch, {})[after] = before
-        lines: dict[int, list[tuple[tuple[int, ...], Sequence[int]]]] = {}
+        lines = {stretch: list(self.moved.get(stretch, ())) for stretch in pairs}
         for stretch, read, made in zip(self.stretches, self.reads, self.made, strict=True):
             if stretch in pairs:
-                lines.setdefault(stretch, []).append((read, made))
+                lines[stretch].append((read, made))
         for stretch, mine in pairs.items():
             yield from in_time(lines[stretch], mine).items()
-
-
-def _union(sources: list[tuple[int, ...]]) -> tuple[int, ...]:
-    if len(sources) == 1:
-        return sources[0]
-    return tuple(dict.fromkeys([number for some in sources for number in some]))

@@ -15,9 +15,10 @@ What the loop wants to know of the whole batch beforehand, such as how many of i
 ahead of it where that takes little (`Pieces.of_step`).
 
 The loop is a scan whose carry are the sums: to planner and backends a loop like any other, whose body is
-distributed over the devices. Piece k has every `count`-th row from k on, so that a device which holds a
-stretch of the batch has its share of every piece, without any exchange. Sums are taken in another order than
-in one go, and the results differ by that rounding.
+distributed over the devices. What a scan in it stacks up is added up within that scan (`adding.py`). Piece k
+has every `count`-th row from k on, so that a device which holds a stretch of the batch has its share of every
+piece, without any exchange. Sums are taken in another order than in one go, and the results differ by that
+rounding.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from shardwright.ir.jaxpr import Builder, source_text
 from shardwright.ir.placement import Partial, Placement, ReduceOp, Shard, region
 from shardwright.ir.regions import scan_counts
 from shardwright.ir.registry import Extent, Local, registry
+from shardwright.ir.rewrites import adding
 from shardwright.ir.rewrites.batch import batch_of
 from shardwright.ir.rewrites.graphs import renumbered, with_inputs
 from shardwright.ir.rewrites.pieces import (
@@ -154,6 +156,8 @@ class Runner:
         self.extents: dict[tuple[int, TensorType, Placement], tuple[Extent, ...]] = {}
         #: Of the piece that the loop is at, where a loop inside of it wants to know.
         self.number: Any = None
+        #: Sums so far of what a scan stacks up: it adds its own to them.
+        self.totals: Mapping[Value, Any] = {}
 
     def until_later(self, graph: Graph, split: Split, handed_on: Sequence[Value]) -> Callable[..., list[Any]]:
         """The step up to the end of its loop, as a function of flat arguments: what it hands on."""
@@ -167,6 +171,7 @@ class Runner:
         rows = {value: kind for value, kind in kinds.items() if isinstance(kind, Shard)}
         in_loop = _leading_to([*sums, *rows], local)
         sliced = list(self._sliced(graph, in_loop, split))
+        inside = adding.added_inside(in_loop, sums)
 
         def run(*flat: Any) -> list[Any]:
             env: Env = dict(zip(graph.inputs, flat, strict=True))
@@ -182,11 +187,12 @@ class Runner:
                 here: dict[tuple[Value, Placement], Any] = {
                     (value, cut): x for (value, cut), x in zip(sliced, xs, strict=not numbered)
                 }
-                own = dict(env)
+                own, totals = dict(env), dict(zip(sums, carry, strict=True))
                 self.number = xs[-1] if numbered else None
+                self.totals = {value: totals.pop(value) for value in inside}
                 self._piece(in_loop, split, own, here)
-                pairs = zip(carry, sums.items(), strict=True)
-                return [_ADDED[op](total, own[v]) for total, (v, op) in pairs], [own[v] for v in rows]
+                own.update((value, _ADDED[sums[value]](total, own[value])) for value, total in totals.items())
+                return [own[value] for value in sums], [own[value] for value in rows]
 
             start = [_nothing(value.type, op) for value, op in sums.items()]
             with _marked("jvp()"):
@@ -328,20 +334,7 @@ class Runner:
     def _scan(self, equation: Equation, splits: Sequence[Split], args: Sequence[Any]) -> list[Any]:
         """A scan on a piece."""
         (body,), (split,) = equation.regions, splits
-        consts, carries = scan_counts(equation.params)
-
-        def iteration(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-            results = self.region(body, split, *args[:consts], *carry, *xs)
-            return results[:carries], results[carries:]
-
-        last, stacked = jax.lax.scan(
-            iteration,
-            list(args[consts : consts + carries]),
-            list(args[consts + carries :]),
-            equation.params["length"],
-            equation.params["reverse"],
-        )
-        return [*last, *stacked]
+        return adding.scan(equation, args, partial(self.region, body, split), self.totals)
 
     def region(self, body: Graph, split: Split, *operands: Any) -> list[Any]:
         """The body of a scan, or the branch of a cond, on a piece."""

@@ -19,7 +19,7 @@ import numpy as np
 from cases import DTYPES, Case, before, cases, expected, same
 from greedy import build
 from mpi4py import MPI
-from steps import STEPS, summed
+from steps import STEPS, nested, summed
 
 from shardwright.backends.direct import DirectExchanger
 from shardwright.backends.layout import cut
@@ -29,7 +29,7 @@ from shardwright.backends.schedule.acts import Repeat
 from shardwright.backends.world import ShardedArray, World
 from shardwright.ir.errors import PlanError
 from shardwright.ir.graph import TensorType
-from shardwright.ir.placement import R, Shard
+from shardwright.ir.placement import Placement, R, Shard
 from shardwright.ir.program import Compute, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.serialize import program_from_json
@@ -214,7 +214,8 @@ def check_arrays() -> None:
     except PlanError as error:
         check(f"mpiexec -n {comm.size + 1}" in str(error), "the remedy names the number of ranks")
     check_given_away(ratios)
-    check_carried(ratios)
+    check_carried(ratios, summed(2048), [R, Shard(1), Shard(0)], [2, 3, 4, 5])
+    check_carried(ratios, nested(512), [Shard(2), R], [1])
     if comm.size > 1:
         check_resync(traced, args, ratios)
 
@@ -245,17 +246,17 @@ def check_given_away(ratios: tuple[float, ...]) -> None:
         check(np.array_equal(here.gather(), x), "and so is what was passed in")
 
 
-def check_carried(ratios: tuple[float, ...]) -> None:
+def check_carried(ratios: tuple[float, ...], case: Any, inputs: list[Placement], wanted: list[int]) -> None:
     """What a loop carries stays in one place, where nobody else has it; memory is what the model says."""
-    step, args = summed(2048)
+    step, args = case
     traced = trace(step, *args)
-    program = build(traced.graph, [R, Shard(1), Shard(0)])
+    program = build(traced.graph, inputs)
     run = MpiExecutable(traced, program, ratios, comm)
     run.warm_up()
     assert run.script is not None
-    ((bodies, kept),) = run.script._loops.values()
+    ((_, kept),) = run.script._loops.values()
     (loop,) = (given for do, given in run.script._donated.items() if isinstance(do, Repeat))
-    check((sorted(kept), len(loop)) == ([2, 3, 4, 5], 1), f"{sorted(kept)} are carried on, from {loop}")
+    check((sorted(kept), len(loop)) == (wanted, 1), f"{sorted(kept)} are carried on, from {loop}")
     most, before = 0, live()
 
     def watched(do: Any) -> Any:
@@ -266,8 +267,12 @@ def check_carried(ratios: tuple[float, ...]) -> None:
 
         return then
 
-    for script in (run.script, *bodies):
+    def watch(script: Any) -> None:
         script.steps = [watched(do) for do in script.steps]
+        for body in script.bodies:
+            watch(body)
+
+    watch(run.script)
     given = [jnp.asarray(each) for each in args]
     first, second = run(*given), run(*given)
     for got, same_, wanted in zip(first, second, jax.tree.leaves(jax.jit(step)(*given)), strict=True):

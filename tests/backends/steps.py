@@ -121,6 +121,26 @@ def summed(width: int = 5) -> tuple[Step, tuple[Any, ...]]:
     return step, (0.5 * array(6, width), array(4, 7, 6, seed=1), array(6, width, seed=2))
 
 
+def nested(width: int = 5) -> tuple[Step, tuple[Any, ...]]:
+    """Sums over pieces of a batch of what a loop over layers makes, added up by that loop row by row."""
+
+    def step(w: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def piece(sums: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def layer(carry: tuple[jax.Array, ...], xs: tuple[jax.Array, ...]) -> tuple[Any, None]:
+                (h, sums), (weights, number) = carry, xs
+                after = jnp.tanh(h @ weights)
+                row = jax.lax.dynamic_index_in_dim(sums, number, keepdims=False) + h.T @ after
+                return (after, jax.lax.dynamic_update_index_in_dim(sums, row, number, 0)), None
+
+            (h, sums), _ = jax.lax.scan(layer, (rows, sums), (w, jnp.arange(len(w))))
+            return sums, jnp.mean(h)
+
+        sums, means = jax.lax.scan(piece, 0.5 * w, x)
+        return w + sums, means
+
+    return step, (0.1 * array(6, width, width), array(4, 7, width, seed=1))
+
+
 def half() -> tuple[Step, tuple[Any, ...]]:
     """bfloat16 activations with float32 master weights."""
 

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from greedy import build
-from steps import summed
+from steps import nested, summed
 
 from shardwright.backends.mpi.donated import given_away
 from shardwright.backends.schedule.acts import Order
 from shardwright.cost.memory.liveness import footprint
-from shardwright.ir.carried import carries, handed_over, in_place, read_by, stacked, written_over
+from shardwright.ir import carried
+from shardwright.ir.carried import (
+    carried_in_place,
+    carries,
+    handed_over,
+    in_place,
+    read_by,
+    stacked,
+    written_over,
+)
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Move, Program, Property
@@ -76,6 +88,7 @@ def test_memory_counts_it_once(summing: tuple[Program, Graph], monkeypatch: pyte
 
     once = while_it_runs()
     monkeypatch.setattr(walk, "written_over", lambda *args: {})
+    monkeypatch.setattr(carried, "written_over", lambda *args: {})
     one = 6 * WIDTH * 4 // 2
     # At its fullest, three were made beside what was carried in, and one is there as the loop began.
     assert while_it_runs() == pytest.approx(once + 4 * one, rel=1e-3)
@@ -86,6 +99,50 @@ def test_the_model_of_memory_counts_it_once(summing: tuple[Program, Graph]) -> N
     found = footprint(program, graph).peak(np.array(RATIOS))
     peak = device_memory(program, graph, RATIOS, 0).peak_bytes
     assert found[0] == pytest.approx(peak, rel=0.1)
+
+
+@pytest.mark.parametrize("start", [Shard(1), Shard(2)])
+def test_a_loop_within_carries_it_on_in_its_place(start: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, args = nested(WIDTH // 4)
+    graph = trace(step, *args).graph
+    program = build(graph, [start, R])
+    planned = schedule(program, graph)
+    loop = the_loop(planned)
+    equation, (body,) = planned.graph.equations[loop.loop.equation], loop.bodies
+    (inner,) = (one for one in body.steps if isinstance(one, LoopStep))
+    (pair,) = written_over(body, equation, 0)[inner].items()
+    assert [prop.placement for prop in pair] == [start, start]
+    assert carried_in_place(loop, equation) == {len(equation.inputs) - 2}
+
+    def peak() -> int:
+        return device_memory(program, graph, RATIOS, 0).peak_bytes
+
+    found = footprint(program, graph).peak(np.array(RATIOS))
+    once = peak()
+    assert found[0] == pytest.approx(once, rel=0.1)
+    monkeypatch.setattr(walk, "written_over", lambda *args: {})
+    monkeypatch.setattr(carried, "written_over", lambda *args: {})
+    assert peak() > once + graph.inputs[0].type.nbytes // 2
+
+
+def test_what_another_loop_within_reads_too_is_not_written_over() -> None:
+    """It may hand out what came in."""
+    step, args = nested(8)
+
+    def twice(w: jax.Array, x: jax.Array) -> Any:
+        def piece(sums: jax.Array, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+            first, _ = step(sums, rows[None])
+            second, _ = step(sums, 2 * rows[None])
+            return first + second, jnp.mean(rows)
+
+        return jax.lax.scan(piece, w, x)
+
+    graph = trace(twice, *args, state={}).graph
+    planned = schedule(build(graph, [Shard(2), R]), graph)
+    loop = the_loop(planned)
+    equation, (body,) = planned.graph.equations[loop.loop.equation], loop.bodies
+    assert not [one for one in written_over(body, equation, 0) if isinstance(one, LoopStep)]
+    assert carried_in_place(loop, equation) == frozenset()
 
 
 def test_what_is_handed_out_is_not_written_over(summing: tuple[Program, Graph]) -> None:

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cost_cases import CPU, S0, S1, SLOW, SUM, f32, graph_of, model_of
+from cost_cases import CPU, S0, S1, SLOW, SUM, f32, graph_of, model_of, only, price
 
 from shardwright.cost.bill import Cut, bill, seconds
 from shardwright.cost.memory.liveness import footprint, peak_bytes
 from shardwright.cost.timeline import timeline
 from shardwright.cost.traffic import Traffic, traffic
 from shardwright.ir.graph import Graph
-from shardwright.ir.placement import R
+from shardwright.ir.placement import Placement, R
 from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
@@ -74,6 +74,57 @@ def test_a_reshape_is_where_its_operand_is() -> None:
     assert inside["exp"].outs == inside["reshape"].outs == inside["sin"].ins == (False,)
     outside = dict(through(lambda x: jnp.sin(x.reshape(2, 4)), f32(8)))
     assert outside["reshape"].outs == outside["sin"].ins == (True,)
+
+
+def put(operand: Any, row: Any, number: int) -> Any:
+    return jax.lax.dynamic_update_index_in_dim(operand, row, number, 0)
+
+
+def test_rows_that_are_taken_or_written_go_through_memory_alone() -> None:
+    def added(total: Any, row: Any) -> Any:
+        return put(total, jax.lax.dynamic_index_in_dim(total, row.argmax(), keepdims=False) + row, 3)
+
+    total, row = f32(6, 8), f32(8)
+    graph = graph_of(
+        lambda total, rows: jax.lax.scan(lambda c, x: (added(c, x), None), total, rows)[0], total, f32(5, 8)
+    )
+    (loop,) = graph.equations
+    body = loop.regions[0]
+    taken, written = only(body, "dynamic_slice"), only(body, "dynamic_update_slice")
+    assert traffic(body)[taken].nbytes(taken)[0] == row.size * 4
+    moved = traffic(body)[written]
+    assert moved.in_place and sum(moved.nbytes(written)) == row.size * 4
+    assert moved.nbytes(written, rows=False)[-1] == total.size * 4
+
+    # What the caller keeps is copied first; so is what somebody reads later.
+    written_in_place = {
+        "the caller's": lambda x, row: put(x, row, 3),
+        "its own": lambda x, row: put(jnp.cumsum(x, 0), row, 3),
+        "read later": lambda x, row: (y := jnp.cumsum(x, 0), put(y, row, 3), jnp.sin(y))[1:],
+        "handed out": lambda x, row: (y := jnp.cumsum(x, 0), put(y, row, 3)),
+    }
+    found = {
+        name: dict(through(step, total, row))["dynamic_update_slice"].in_place
+        for name, step in written_in_place.items()
+    }
+    assert found == {"the caller's": False, "its own": True, "read later": False, "handed out": False}
+
+
+def test_where_devices_share_the_rows_each_goes_through_all_of_its_own() -> None:
+    graph = graph_of(lambda x, row: put(jnp.cumsum(x, 0), row, 3), f32(64, 1024), f32(1024))
+    written = only(graph, "dynamic_update_slice")
+    moved, model = traffic(graph)[written], model_of(CPU, CPU)
+    starts, device = (R,) * (len(written.inputs) - 2), model.types[0]
+
+    def memory_s(at: Placement, update: Placement) -> float:
+        cost = price(model, written, Signature((at, update, *starts), (at,)), moved)
+        return float(cost.exact(np.array([0.5, 0.5]))) - device.launch_s
+
+    row_s = 1024 * 4 / device.bandwidth_byte_per_s
+    assert memory_s(R, R) == pytest.approx(row_s)
+    assert memory_s(S1, S1) == pytest.approx(row_s / 2)
+    # It reads half of them, and writes them.
+    assert memory_s(S0, R) == pytest.approx(2 * 64 / 2 * row_s, rel=0.1)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
-from shardwright.ir.carried import handed_over, in_place, stacked, written_over
+from shardwright.ir.carried import carried_in_place, handed_over, stacked, written_over
 from shardwright.ir.donation import taken_over
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Placement
@@ -120,7 +120,7 @@ class _Steps:
 
     Args:
         planned: the schedule.
-        over: by segment, what it makes in the place of what it reads as the last.
+        over: by segment or loop, what it makes in the place of what it reads as the last: new -> old.
     """
 
     def __init__(self, planned: Schedule, over: Mapping[Step, Mapping[Property, Property]]) -> None:
@@ -133,14 +133,9 @@ class _Steps:
         for step in planned.steps:
             if isinstance(step, LoopStep):
                 equation = planned.graph.equations[step.loop.equation]
-                kept = frozenset[int]()
-                self._bodies[step] = []
-                for number, body in enumerate(step.bodies):
-                    inside = written_over(body, equation, number)
-                    self._bodies[step].append(_Steps(body, inside))
-                    taken = {old for pairs in inside.values() for old in pairs.values()}
-                    kept |= in_place(body, equation, number, taken)
-                self._handed[step] = handed_over(planned, step, kept)
+                pairs = enumerate(step.bodies)
+                self._bodies[step] = [_Steps(body, written_over(body, equation, n)) for n, body in pairs]
+                self._handed[step] = handed_over(planned, step, carried_in_place(step, equation))
 
     def moments(self, graphs: LocalGraphs, outside: int) -> list[Moment]:
         """Of every step, on the device of `graphs`, which has so many bytes of others."""
@@ -180,7 +175,8 @@ class _Steps:
                     made.pop(prop, None)
                 # What it carries, or a branch makes, is counted inside.
                 rows = sum(map(size, stacked(step, self.planned.graph)))
-                own, what = self._loop(step, graphs) + rows, "loop"
+                again = sum(map(size, self._over.get(step, {}).values()))
+                own, what = self._loop(step, graphs) + rows - again, "loop"
             found.append(Moment(what, step.first, outside + sum(made.values()), own))
             made.update((prop, size(prop)) for prop in step.gives)
             for prop in step.drops:
