@@ -60,7 +60,7 @@ def test_what_is_read_within_the_loop_is_there_at_once() -> None:
         return w - 0.1 * gradient, loss, *more
 
     rng = np.random.default_rng(0)
-    args = 0.3 * rng.normal(size=(3, 4, 4)), rng.normal(size=(8, 4))
+    args = 0.3 * rng.normal(size=(3, 4, 4)), rng.normal(size=(12, 4))
     args = tuple(x.astype(np.float32) for x in args)
     found = microbatched(trace(step, *args), 2)
     assert (3, 4) in stacked_up(found.graph) and (3, 4, 4) not in stacked_up(found.graph)

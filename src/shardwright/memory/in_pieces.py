@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from shardwright.cost.memory.liveness import all_bytes
 from shardwright.ir.graph import Graph
@@ -30,6 +30,9 @@ from shardwright.synth.parts import candidates
 #: Programs take so many times as much memory at least as is alive in the order as traced, each tensor held
 #: once: those of language models were seen to take 1.3 to 1.8 times as much.
 _TAKEN = 1.3
+
+#: Fewer pieces are no longer tried after so many that were no cheaper.
+_IN_VAIN = 2
 
 _ELSEWHERE = (
     "on fewer devices, where the step has no room as it is, it was not searched for in pieces, "
@@ -235,10 +238,10 @@ class InPieces:
 
         Of a small one every number of pieces is planned as if it had been asked for, see `_Asked.in_more`.
         """
-        asked = self.ladder
-        for brief in sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches):
+        asked, in_vain = self.ladder, 0
+        for brief in self._fewer():
             least_s = self._least_s
-            if self.found is None or self.late():
+            if self.found is None or self.late() or in_vain == _IN_VAIN:
                 break
             # What is computed again takes its time, too.
             if brief.bound_s >= least_s * (1 - 2 * self.near):
@@ -247,7 +250,23 @@ class InPieces:
             ladder = Ladder(asked.traced, asked.fleet, asked.policies, pieces, self.planner, self.late)
             ladder.saving = next(iter(brief.rewriting.recompute), None)
             plan = ladder.briefly(brief, least_s) or ladder.made_to_fit(least_s)
-            self.found = better(self.found, plan)
+            self.found = found = existing(better(self.found, plan))
+            if found is plan:
+                in_vain = 0
+            elif pieces < found.rewriting.microbatches:
+                in_vain += 1
+
+    def _fewer(self) -> Iterator[Plan]:
+        """Plans in as many pieces as memory made dearer, the most first, and in fewer than were tried."""
+        squeezed = sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches)
+        yield from squeezed
+        pieces = min(self.cut.tried) // 2 if self.cut is not None and squeezed else 0
+        while self.cut is not None and pieces > self.pieces:
+            brief = self.cut.brief(pieces, self._least_s)
+            if brief is None:
+                break
+            yield brief
+            pieces //= 2
 
     def _enough(self, free_s: float) -> Plan | None:
         """What was found, or saves traffic beside it, if memory makes it no dearer than so many seconds."""

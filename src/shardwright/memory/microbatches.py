@@ -96,7 +96,7 @@ class Pieces:
         pieces = first
         while pieces <= MOST_PIECES and not self.late():
             least_s = min(rival_s, cost_of(best))
-            plan = self._brief(pieces, least_s)
+            plan = self.brief(pieces, least_s)
             if plan is None and self._elsewhere(pieces, least_s):
                 pieces *= 2  # where so many have no room, more of them may be the best
                 continue
@@ -120,7 +120,7 @@ class Pieces:
         while pieces > 1 and best is not None and not self.late():
             if max(stays, 0.0) + (whole - max(stays, 0.0)) / pieces > _HARDLY:
                 break
-            plan = self._brief(pieces, min(rival_s, cost_of(best)))
+            plan = self.brief(pieces, min(rival_s, cost_of(best)))
             if plan is None or not plan.fits:
                 break
             best = better(best, plan)
@@ -135,7 +135,7 @@ class Pieces:
         best: Plan | None = None
         number = MOST_PIECES
         while number > pieces and not self.late():
-            plan = self._brief(number, min(rival_s, cost_of(best)))
+            plan = self.brief(number, min(rival_s, cost_of(best)))
             comes = number in self.tried
             if comes and plan is not None and not plan.fits:
                 break
@@ -161,7 +161,8 @@ class Pieces:
         again = alike(self.saving, differentiated(self.traced), differentiated(step))
         return step if again is None else rewritten(self.traced, Rewriting((again,), microbatches=pieces))
 
-    def _brief(self, pieces: int, rival_s: float) -> Plan | None:
+    def brief(self, pieces: int, rival_s: float) -> Plan | None:
+        """The plan in so many pieces without a search for what fits; None where it is no rival."""
         try:
             step = self._step(pieces)
         except NotInPiecesError:
