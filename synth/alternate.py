@@ -116,7 +116,8 @@ def within_memory(
     graph, model, stop = turns.judge.graph, turns.model, turns.stop
     renting = cache(lambda: free.renting(Limits.of(model)))
     pool, within = None if turns.judge.roomy else free.pool, None
-    alone = len(model.class_of) == 1
+    alone, mixed = len(model.class_of) == 1, len(model.types) > 1
+    opened = mixed and not briefly and rival_s > found.cost_s * _OPEN
     if pool is not None and not hopeless(turns, renting, found.cost_s, rival_s):
         within = pool.cheapest(rival_s)
     if within is not None:
@@ -128,12 +129,14 @@ def within_memory(
         # On one device all programs are one.
         large, near = len(graph.equations) > SMALL, rival_s <= found.cost_s * _AS_NEAR
         brief = briefly or alone or (pool is not None and rival_s < math.inf) or (large and near)
+        # What fits and is dearer than a rival may be cheaper once it is cut apart.
+        least_s = math.inf if opened else rival_s
         looked_at = judged(
             turns,
             best,
             found,
             renting,
-            rival_s,
+            least_s,
             briefly=brief,
             handed_on=BRIEFLY if brief and large else HANDED_ON,
             apart=lambda: found.cost_s < rival_s and free.at_no_cost is not None,
@@ -149,10 +152,8 @@ def within_memory(
             best, memory = cheaper, theirs
         if best.fits and not brief:
             best, memory = stretched(turns, best, memory, found.cost_s)
-    mixed = len(model.types) > 1
     little = _SAME if pool is not None else min(next_to_nothing(graph), WORTH if mixed else math.inf)
     dearer = not best.fits or best.cost_s > found.cost_s * (1 + little)
-    opened = mixed and not briefly and rival_s > found.cost_s * _OPEN
     given_up = (briefly and dearer) or (not best.fits and rival_s < math.inf and not opened)
     several: tuple[Segmented, float] | None = None
     others: list[Billed] = []
