@@ -137,6 +137,46 @@ def test_fewer_pieces_that_keep_less_are_made_to_fit_where_they_save_much_memory
     assert found.rewriting.microbatches == (2 if cost_s < 3.0 else 4)
 
 
+class Descending(Squeezed):
+    """Sixteen pieces fit and cost 5 s; fewer do where less is kept, once that is searched around."""
+
+    def __init__(self, plan: Plan, costs: dict[int, float]) -> None:
+        super().__init__(plan)
+        self.costs = costs
+
+    def plan(
+        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
+    ) -> Plan | None:
+        changed = rewriting_of(traced)
+        pieces, less = changed.microbatches, bool(changed.recompute)
+        if pieces == 1 and less:
+            return None
+        self.asked += [(str(pieces), rival_s)] if less and not briefly else []
+        cost_s = 1.0 if briefly and pieces < 16 else self.costs.get(pieces, 5.0)
+        fits = pieces >= 16 or (less and not briefly)
+        step = replace(traced, rewriting=changed)
+        made = self.made.but(cost_s=cost_s, bound_s=1.0, free_s=1.0, fits=fits, traced=step)
+        return made.but(rewriting=changed) if cost_s < rival_s else None
+
+    def unfinished(self, traced: Traced) -> bool:
+        return True
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        return 1 + 8 / rewriting_of(traced).microbatches, 2
+
+
+@pytest.mark.parametrize(
+    ("costs", "pieces"), [({8: 6.0, 4: 3.0, 2: 4.0}, 4), ({8: 4.0, 4: 3.0, 2: 2.0}, 2), ({2: 1.0}, 16)]
+)
+def test_fewer_pieces_than_were_tried_are_until_two_are_no_cheaper(
+    costs: dict[int, float], pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found, planner = best_of(monkeypatch, lambda plan: Descending(plan, costs))
+    assert (found.rewriting.microbatches, found.cost_s) == (pieces, costs.get(pieces, 5.0))
+    tried = [name for name, _ in planner.asked]
+    assert tried[:2] == ["8", "4"] and ("2" in tried) == (pieces < 16)
+
+
 class Searching:
     """Finds what fits in some numbers of pieces, at a cost; others cost more than any rival."""
 
