@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -151,11 +152,21 @@ def test_what_does_not_fit_gets_several_ratios_beside_a_plan_that_leaves_room(
 ) -> None:
     asked: list[Candidate] = []
     monkeypatch.setattr(alternate, "apart", lambda turns, best, *given, **how: asked.append(best))
+    rivals: list[float] = []
+    judged = alternate.judged
+
+    def watched(turns: Any, best: Any, found: Any, renting: Any, rival_s: float, **how: Any) -> Any:
+        rivals.append(rival_s)
+        return judged(turns, best, found, renting, rival_s, **how)
+
+    monkeypatch.setattr(alternate, "judged", watched)
     tight = CostModel(fleet((4, 2, 1), memory="10 kB"))
     free = freely(traced("mlp").graph, space("mlp"), tight, Timer())
     found = alternate.within_memory(free, rival * free.found.cost_s)
     assert fullest(found, tight) > 1
     assert bool(asked) == tried and not any(each.fits for each in asked)
+    # What fits at more than the rival may be cheaper cut apart: it is searched for as if there were none.
+    assert rivals == [math.inf if tried else rival * free.found.cost_s]
 
 
 @pytest.mark.parametrize("step", ["mlp", "attention", "normed", "labelled"])
