@@ -1,4 +1,4 @@
-"""What a loop of the host carries stays in one place: what is written over, and what memory that takes."""
+"""What a loop of the host carries, and donated state, stays in one place: what memory that takes."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from shardwright.ir.carried import (
     stacked,
     written_over,
 )
+from shardwright.ir.donation import donating, taken_over
 from shardwright.ir.graph import Graph, Value
 from shardwright.ir.placement import R, Shard
 from shardwright.ir.program import Move, Program, Property
@@ -170,3 +171,23 @@ def test_what_a_reload_found_on_the_device_keeps_its_memory(
     last = Segment(1, (), (old,), (new,), (old,))
     order = Order(program, graph, (back, last), schedule(program, graph).types, ())
     assert given_away(order, {old}, 0, 2) == ({} if stays else {last: {old}})
+
+
+def test_state_of_which_something_is_made_early_is_taken_over_in_the_model_of_memory_too() -> None:
+    """Written first, it is computed where it is read: by the segment that takes that state's memory."""
+
+    def early(w: Any, moments: Any, x: Any) -> Any:
+        decayed = [0.9 * m for m in moments]
+        gradient = x.T @ jnp.tanh(x @ w)
+        return w - 0.1 * gradient, [m + gradient for m in decayed]
+
+    square = jnp.ones((256, 256))
+    graph = donating(trace(early, square, [square] * 8, jnp.ones((8, 256))), True).graph
+    program = build(graph, [Shard(1)] * 9 + [Shard(0)])
+    # Of padded exchanges the model counts buffers where shares are even, too.
+    exact = [replace(i, strategy="exact") if isinstance(i, Move) else i for i in program.instructions]
+    program = replace(program, instructions=tuple(exact))
+    taken = {old.value for over in taken_over(schedule(program, graph)).values() for old in over.values()}
+    assert taken == {value.index for value in graph.inputs[:9]}
+    found = footprint(program, graph).peak(np.array(RATIOS))
+    assert found[0] == pytest.approx(device_memory(program, graph, RATIOS, 0).peak_bytes, rel=0.02)
