@@ -259,7 +259,8 @@ def kernel_lines(
     if is_reload(equation):
         stored[1:] = [0]  # its bytes go out and come back: the link has a rate for both together
     # Where devices share the rows, each goes through all of its own.
-    written, everywhere = rows_in(equation), traffic.nbytes(equation, rows=False)
+    written = rows_in(equation)
+    everywhere = traffic.nbytes(equation, rows=False) if written else stored
     launches = any(traffic.outs)
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
     found = op_class(equation)
@@ -270,7 +271,7 @@ def kernel_lines(
     for signature in signatures:
         split, units, sharded = 0, 0, False
         into = signature.outs[0]
-        through = everywhere if written and isinstance(into, Shard) and into.dim in written else stored
+        through = everywhere if isinstance(into, Shard) and into.dim in written else stored
         for tensor, nbytes, placement in zip(tensors, through, signature.ins + signature.outs, strict=True):
             if isinstance(placement, Shard):
                 units = units if sharded else units_of(tensor, placement)
@@ -278,7 +279,7 @@ def kernel_lines(
                 sharded = True
         cut = sharded_size(signature) if sizes is not None else None
         part = turned > 0 and isinstance(signature.ins[0], Shard)
-        key = sharded, split, units, cut, part, through is everywhere
+        key = sharded, split, units, cut, part, through is stored
         kernel = known.get(key)
         if kernel is None:
             whole = sum(through) - split

@@ -145,8 +145,9 @@ def _in_place(graph: Graph, row: int, stored: Flags, handed_out: Collection[int]
     if not isinstance(operand, Value) or not stored[operand.index] or operand.index in handed_out:
         return False
     found = table(graph)
-    # What a body is given it is taken to carry; what a step is given is the caller's.
-    callers = operand in graph.inputs and bool(graph.input_names) and not graph.donated
+    # What a body is given it is taken to carry; what a step is given is the caller's, but for donated state.
+    state = {graph.inputs[place] for place in graph.state.values()} if graph.donated else ()
+    callers = operand in graph.inputs and bool(graph.input_names) and operand not in state
     last = found.reader[found.operands == operand.index].max()
     return bool(last == row) and not callers and operand not in graph.constants
 

@@ -19,7 +19,7 @@ Prices of memory (`cost/memory/tenants.py`, `shardwright/memory/walk.py`) and ra
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import TypeVar
@@ -91,7 +91,8 @@ def _through(
     if not pairs:
         return {}
     loop, outs = body.graph.equations[step.loop.equation], step.loop.signature.outs
-    begun = begun_with(body, step, carried_in_place(step, loop), pairs.values())
+    taken = [olds(written_over(each, loop, number)) for number, each in enumerate(step.bodies)]
+    begun = begun_with(body, step, carried_in_place(step.bodies, loop, taken), pairs.values())
     read, found = read_by(step, body.graph), dict[Property, Property]()
     for number in range(len(loop.regions)):
         for carry in carries(loop, number):
@@ -102,13 +103,23 @@ def _through(
     return found
 
 
-def carried_in_place(step: Looping, equation: Equation) -> frozenset[int]:
-    """Positions of the operands that a loop of the host carries on in their place."""
-    kept = frozenset[int]()
-    for number, body in enumerate(step.bodies):
-        over = written_over(body, equation, number)
-        kept |= in_place(body, equation, number, {old for pairs in over.values() for old in pairs.values()})
-    return kept
+def carried_in_place(
+    bodies: Sequence[Stepped[Lasting]], equation: Equation, taken: Sequence[Collection[Property]]
+) -> frozenset[int]:
+    """Positions of the operands that a loop of the host carries on in their place.
+
+    Args:
+        bodies: those of the loop.
+        equation: the loop.
+        taken: by body, what it takes the memory of.
+    """
+    pairs = enumerate(zip(bodies, taken, strict=True))
+    return frozenset().union(*(in_place(body, equation, number, mine) for number, (body, mine) in pairs))
+
+
+def olds(over: Mapping[_S, Mapping[Property, Property]]) -> set[Property]:
+    """What is written over."""
+    return {old for pairs in over.values() for old in pairs.values()}
 
 
 def begun_with(
@@ -122,13 +133,10 @@ def begun_with(
         operands: positions of those that are carried on in their place.
         given: what may give its memory.
     """
-    read = read_by(step, order.graph)
-    times = Counter(read)
     # Another loop may have handed out what came in.
     others = {p for each in order.steps if isinstance(each, Looping) and each is not step for p in each.needs}
     mine = set(given).intersection(step.drops).difference(others)
-    begun = (read[operand] for operand in operands)
-    return frozenset(prop for prop in begun if prop is not None and times[prop] == 1 and prop in mine)
+    return _read_once(order, step, operands).intersection(mine)
 
 
 def in_place(
@@ -153,14 +161,19 @@ def handed_over(order: Stepped[Lasting], step: Looping, operands: Collection[int
         step: the loop, one of them.
         operands: positions of those that are carried on in their place.
     """
-    read = read_by(step, order.graph)
-    times = Counter(read)
     made: dict[Property, Lasting] = {}
     for each in takewhile(lambda each: each is not step, order.steps):
         made.update(dict.fromkeys(each.gives, each))
     mine = {prop for prop in step.drops if isinstance(made.get(prop), Segment)}
-    begun = (read[operand] for operand in operands)
-    return frozenset(prop for prop in begun if prop is not None and times[prop] == 1 and prop in mine)
+    return _read_once(order, step, operands).intersection(mine)
+
+
+def _read_once(order: Stepped[Lasting], step: Looping, operands: Collection[int]) -> frozenset[Property]:
+    """What a loop reads as one of these operands, and as no other."""
+    read = read_by(step, order.graph)
+    times = Counter(read)
+    some = (read[operand] for operand in operands)
+    return frozenset(prop for prop in some if prop is not None and times[prop] == 1)
 
 
 def stacked(step: Looping, graph: Graph) -> tuple[Property, ...]:

@@ -26,7 +26,7 @@ from shardwright.backends.schedule.acts import Act, Land, Launch, Order, Repeat
 from shardwright.backends.schedule.document import wire_type
 from shardwright.backends.wire import to_jax, to_segment
 from shardwright.backends.world import World
-from shardwright.ir.carried import begun_with, handed_over, in_place, read_by, written_over
+from shardwright.ir.carried import begun_with, carried_in_place, handed_over, olds, read_by, written_over
 from shardwright.ir.flow import inputs, outputs
 from shardwright.ir.graph import Atom, Equation, Literal, TensorType
 from shardwright.ir.placement import Placement
@@ -97,9 +97,12 @@ class Script:
         order: the steps.
         machine: this rank's.
         donated: inputs whose memory may be used again once they were read for the last time.
+        body: whether it is that of a loop: loops in it may begin with such inputs in their place, too.
     """
 
-    def __init__(self, order: Order, machine: MpiMachine, donated: Collection[Property] = ()) -> None:
+    def __init__(
+        self, order: Order, machine: MpiMachine, donated: Collection[Property] = (), *, body: bool = False
+    ) -> None:
         order = replace(order, steps=with_host(order.steps, order.program, order.graph))
         self.order, self.machine = order, machine
         self.position = 0
@@ -112,7 +115,7 @@ class Script:
         self._loops = {step: self._carrying(step) for step in order.steps if isinstance(step, Repeat)}
         self.bodies = [body for bodies, _ in self._loops.values() for body in bodies]
         begun = {
-            step: handed_over(order, step, kept) | begun_with(order, step, kept, donated)
+            step: handed_over(order, step, kept) | begun_with(order, step, kept, donated if body else ())
             for step, (_, kept) in self._loops.items()
         }
         device = machine.device
@@ -369,15 +372,12 @@ class Script:
     def _carrying(self, step: Repeat) -> tuple[list[Script], frozenset[int]]:
         """The bodies of a loop, and the positions of the operands that these carry on in their place."""
         equation = self.order.graph.equations[step.loop.equation]
-        bodies, kept = list[Script](), frozenset[int]()
-        for number, body in enumerate(step.bodies):
-            over = written_over(body, equation, number)
-            script = Script(body, self.machine, {old for pairs in over.values() for old in pairs.values()})
-            bodies.append(script)
-            # Where a message carries it meanwhile, a segment takes no memory after all.
-            taken = {prop for props in script._donated.values() for prop in props}
-            kept |= in_place(body, equation, number, taken)
-        return bodies, kept
+        over = [written_over(body, equation, number) for number, body in enumerate(step.bodies)]
+        pairs = zip(step.bodies, map(olds, over), strict=True)
+        bodies = [Script(body, self.machine, mine, body=True) for body, mine in pairs]
+        # Where a message carries it meanwhile, a segment takes no memory after all.
+        taken = [set[Property]().union(*script._donated.values()) for script in bodies]
+        return bodies, carried_in_place(step.bodies, equation, taken)
 
     def _ends(self, equation: Equation, signature: Signature) -> tuple[list[Callable[[Env], Any]], list[int]]:
         """What reads every operand of an equation, and the slots of its results."""

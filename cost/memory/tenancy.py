@@ -57,7 +57,9 @@ class Tenants:
         """
         taken, after = set[int](), dict[int, int]()
         for number, sources, time in self.over:
-            for source in sources if number not in elsewhere else ():
+            if number in elsewhere:
+                continue
+            for source in sources:
                 if (
                     self.last[source] == time
                     and source not in taken

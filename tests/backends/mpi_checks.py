@@ -246,7 +246,7 @@ def check_given_away(ratios: tuple[float, ...]) -> None:
         check(np.array_equal(here.gather(), x), "and so is what was passed in")
 
 
-def check_carried(ratios: tuple[float, ...], case: Any, inputs: list[Placement], wanted: list[int]) -> None:
+def check_carried(ratios: tuple[float, ...], case: Any, inputs: list[Placement], kept: list[int]) -> None:
     """What a loop carries stays in one place, where nobody else has it; memory is what the model says."""
     step, args = case
     traced = trace(step, *args)
@@ -254,9 +254,9 @@ def check_carried(ratios: tuple[float, ...], case: Any, inputs: list[Placement],
     run = MpiExecutable(traced, program, ratios, comm)
     run.warm_up()
     assert run.script is not None
-    ((_, kept),) = run.script._loops.values()
+    ((_, found),) = run.script._loops.values()
     (loop,) = (given for do, given in run.script._donated.items() if isinstance(do, Repeat))
-    check((sorted(kept), len(loop)) == (wanted, 1), f"{sorted(kept)} are carried on, from {loop}")
+    check((sorted(found), len(loop)) == (kept, 1), f"{sorted(found)} are carried on, from {loop}")
     most, before = 0, live()
 
     def watched(do: Any) -> Any:

@@ -258,13 +258,12 @@ class InPieces:
 
     def _fewer(self) -> Iterator[Plan]:
         """Plans in as many pieces as memory made dearer, the most first, and in fewer than were tried."""
-        squeezed = sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches)
+        squeezed, cut = sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches), self.cut
         yield from squeezed
-        pieces = min(self.cut.tried) // 2 if self.cut is not None and squeezed else 0
-        while self.cut is not None and pieces > self.pieces:
-            brief = self.cut.brief(pieces, self._least_s)
-            if brief is None:
-                break
+        if cut is None or not squeezed:
+            return
+        pieces = min(cut.tried) // 2
+        while pieces > self.pieces and (brief := cut.brief(pieces, self._least_s)) is not None:
             yield brief
             pieces //= 2
 

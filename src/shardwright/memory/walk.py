@@ -19,7 +19,7 @@ from shardwright.cost.device import DeviceType
 from shardwright.cost.memory.buffers import scratch_bytes
 from shardwright.cost.memory.compilers import compilers
 from shardwright.cost.memory.exchange_buffers import exchange_bytes, held_bytes
-from shardwright.ir.carried import carried_in_place, handed_over, stacked, written_over
+from shardwright.ir.carried import carried_in_place, handed_over, olds, stacked, written_over
 from shardwright.ir.donation import taken_over
 from shardwright.ir.graph import Graph, TensorType
 from shardwright.ir.placement import Placement
@@ -133,9 +133,10 @@ class _Steps:
         for step in planned.steps:
             if isinstance(step, LoopStep):
                 equation = planned.graph.equations[step.loop.equation]
-                pairs = enumerate(step.bodies)
-                self._bodies[step] = [_Steps(body, written_over(body, equation, n)) for n, body in pairs]
-                self._handed[step] = handed_over(planned, step, carried_in_place(step, equation))
+                over_in = [written_over(body, equation, number) for number, body in enumerate(step.bodies)]
+                self._bodies[step] = list(map(_Steps, step.bodies, over_in))
+                kept = carried_in_place(step.bodies, equation, list(map(olds, over_in)))
+                self._handed[step] = handed_over(planned, step, kept)
 
     def moments(self, graphs: LocalGraphs, outside: int) -> list[Moment]:
         """Of every step, on the device of `graphs`, which has so many bytes of others."""
