@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from shardwright.cost.kernels.contractions import Sizes, like_linear, product_sizes, sharded_size
 from shardwright.cost.kernels.products import kernel_dtype
 from shardwright.cost.op_classes import HOST, PRODUCTS, op_class, turned_elements
-from shardwright.cost.traffic import ALIASES, Traffic, rows_in, traffic
+from shardwright.cost.traffic import ALIASES, Traffic, traffic
 from shardwright.ir.graph import Equation, Graph, TensorType
 from shardwright.ir.host import is_reload
 from shardwright.ir.placement import R, Shard
@@ -255,12 +255,10 @@ def kernel_lines(
         return
     flop = flop_count(rule, equation)
     tensors = (*equation.input_types, *equation.output_types)
-    stored = traffic.nbytes(equation)
+    moved = traffic.moved(equation)
     if is_reload(equation):
-        stored[1:] = [0]  # its bytes go out and come back: the link has a rate for both together
-    # Where devices share the rows, each goes through all of its own.
-    written = rows_in(equation)
-    everywhere = traffic.nbytes(equation, rows=False) if written else stored
+        # Its bytes go out and come back: the link has a rate for both together.
+        moved = moved._replace(nbytes=(moved.nbytes[0], 0))
     launches = any(traffic.outs)
     dtype = equation.input_types[0].dtype if equation.inputs else "float32"
     found = op_class(equation)
@@ -270,16 +268,16 @@ def kernel_lines(
     known: dict[tuple[object, ...], Kernel] = {}
     for signature in signatures:
         split, units, sharded = 0, 0, False
-        into = signature.outs[0]
-        through = everywhere if isinstance(into, Shard) and into.dim in written else stored
-        for tensor, nbytes, placement in zip(tensors, through, signature.ins + signature.outs, strict=True):
+        through, placements = moved.under(signature.outs[0]), signature.ins + signature.outs
+        for tensor, nbytes, placement, like in zip(tensors, through, placements, moved.cut_like, strict=True):
             if isinstance(placement, Shard):
                 units = units if sharded else units_of(tensor, placement)
-                split += nbytes
                 sharded = True
+            if isinstance(placements[like], Shard):
+                split += nbytes
         cut = sharded_size(signature) if sizes is not None else None
         part = turned > 0 and isinstance(signature.ins[0], Shard)
-        key = sharded, split, units, cut, part, through is stored
+        key = sharded, split, units, cut, part, through is moved.nbytes
         kernel = known.get(key)
         if kernel is None:
             whole = sum(through) - split

@@ -158,8 +158,7 @@ def _rows(graph: Graph, prefix: str, runs: float, layer: str | None) -> Iterator
             for number, (region, trip) in enumerate(zip(equation.regions, trips, strict=True)):
                 yield from _rows(region, f"{name}.{number}.", runs * (1 if trip is None else trip), where)
             continue
-        moved = through[equation]
-        nbytes = moved.nbytes(equation)
+        nbytes = through[equation].moved(equation).nbytes
         read, written = sum(nbytes[: len(equation.inputs)]), sum(nbytes[len(equation.inputs) :])
         flop = flop_count(rule_of(equation), equation)
         yield EquationRow(

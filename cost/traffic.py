@@ -3,8 +3,9 @@
 XLA fuses elementwise and data-movement equations into the loops around them: a tensor made by such an
 equation and used by such equations and reductions alone is never written. Aliases (reshape) cost
 nothing, and a transpose that only contractions read is folded into them. Rows that are taken of a tensor
-(`dynamic_slice`) go through memory without the others, and so do rows that are written into one
-(`dynamic_update_slice`), if nobody needs it any more as it was.
+(`dynamic_slice`, `gather`) go through memory without the others, and so do rows that are written into one
+(`dynamic_update_slice`, `scatter`), if nobody needs it any more as it was. What is scattered into zeros and
+then added to something, as gradients of what was looked up are, is scattered into that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardwright.ir.graph import Equation, Graph, Value, per_form, per_graph
+from shardwright.cost.in_place import PUTS, overwrites, scattered_into
+from shardwright.ir.graph import Equation, Graph, per_form, per_graph
+from shardwright.ir.placement import Grid, Placement, Shard
 from shardwright.ir.registry import registry
 from shardwright.ir.table import Flags, stretches, table
 
@@ -23,6 +26,35 @@ from shardwright.ir.table import Flags, stretches, table
 ALIASES = frozenset(
     {"reshape", "squeeze", "copy", "stop_gradient", "optimization_barrier", "random_wrap", "random_unwrap"}
 )
+
+
+#: What takes rows of its first operand.
+_TAKES = frozenset({"dynamic_slice", "gather"})
+
+
+class Moved(NamedTuple):
+    """Bytes of an equation's operands and results that go through memory.
+
+    Attributes:
+        nbytes: of each.
+        cut_like: of each, the operand or result whose placement says how many of them are a device's own:
+            itself, but rows that are looked up are cut as the result is, and rows that are written at
+            places which were looked up as what is written there.
+        along: dimensions of the result along which rows are written into it. Where devices share these, each
+            goes through all of its own.
+        everywhere: bytes of each then.
+    """
+
+    nbytes: tuple[int, ...]
+    cut_like: tuple[int, ...]
+    along: frozenset[int] = frozenset()
+    everywhere: tuple[int, ...] = ()
+
+    def under(self, result: Placement) -> tuple[int, ...]:
+        """Bytes of each where the result is held so."""
+        parts = (result.across, result.within) if isinstance(result, Grid) else (result,)
+        shared = any(isinstance(part, Shard) and part.dim in self.along for part in parts)
+        return self.everywhere if shared else self.nbytes
 
 
 class Traffic(NamedTuple):
@@ -37,19 +69,26 @@ class Traffic(NamedTuple):
     outs: tuple[bool, ...]
     in_place: bool = False
 
-    def nbytes(self, equation: Equation, *, rows: bool = True) -> list[int]:
-        """Of every operand and result, bytes that go through memory; `rows`: of one in place, only these."""
+    def moved(self, equation: Equation) -> Moved:
+        """Bytes that go through memory; of rows alone, where those are."""
+        primitive, places = equation.primitive, tuple(range(len(self.ins) + len(self.outs)))
         tensors = (*equation.input_types, *equation.output_types)
-        found = [t.nbytes * counts for t, counts in zip(tensors, (*self.ins, *self.outs), strict=True)]
-        if equation.primitive == _TAKES:
-            found[0] = min(found[0], equation.output_types[0].nbytes)
-        elif self.in_place and rows:
-            found[0], found[-1] = 0, min(found[-1], equation.input_types[1].nbytes)
-        return found
+        whole = tuple([t.nbytes * counts for t, counts in zip(tensors, (*self.ins, *self.outs), strict=True)])
+        if primitive in _TAKES:
+            rows, result = tensors[-1].nbytes, places[-1]
+            like = result if primitive == "gather" else 0
+            return Moved((min(whole[0], rows), *whole[1:]), (like, *places[1:]))
+        if not self.in_place:
+            return Moved(whole, places)
+        at, reads = PUTS[primitive]
+        rows = tensors[at].nbytes
+        alone = (min(whole[0], rows) if reads else 0, *whole[1:-1], min(whole[-1], rows))
+        if primitive == "dynamic_update_slice":
+            sizes = zip(tensors[0].shape, tensors[at].shape, strict=True)
+            along = frozenset(dim for dim, (size, own) in enumerate(sizes) if size != own)
+            return Moved(alone, places, along, whole)
+        return Moved(alone, (at, *places[1:-1], at))
 
-
-#: What takes rows of a tensor, and what writes some into one.
-_TAKES, _PUTS = "dynamic_slice", "dynamic_update_slice"
 
 _PRODUCERS = frozenset({"elementwise", "movement"})
 _CONSUMERS = frozenset({"elementwise", "movement", "reduction"})
@@ -91,6 +130,11 @@ def through_memory(
     results, maker = stretches(found.made, rows)
     read, made = found.operands[operands], found.results[results]
     reads = read >= 0
+    scatters = np.flatnonzero(are([example.primitive == "scatter-add" for example in found.examples]))
+    joined = scattered_into(graph, rows, scatters) if len(scatters) else []
+    for scatter, addition, _ in joined:  # nobody writes zeros, and what is added to lies in memory
+        reads[np.searchsorted(reader, scatter)] = False
+        producers[addition] = consumers[addition] = False
 
     def those(some: Flags) -> Flags:
         """Of every value, whether one of these operands is it."""
@@ -117,13 +161,20 @@ def through_memory(
     reads &= ~folded[reader]
     ins, outs = reads & stored[read], stored[made] & ~folded[maker]
     # The loops of one fusion read a tensor once between them.
-    takes = are([example.primitive == _TAKES for example in found.examples])
+    takes = are([example.primitive in _TAKES for example in found.examples])
     by_loops = np.flatnonzero(reads & consumers[reader] & ~takes[reader])
     first = np.zeros(values, dtype=np.intp)
     first[read[by_loops][::-1]] = by_loops[::-1]
     ins[by_loops] &= first[read[by_loops]] == by_loops
-    puts = rows[are([example.primitive == _PUTS for example in found.examples])].tolist()
-    into = {row for row in puts if _in_place(graph, row, stored, handed_out)}
+    puts = rows[are([example.primitive in PUTS for example in found.examples])].tolist()
+    into = {row for row in puts if overwrites(graph, row, 0, stored, handed_out)}
+    for scatter, addition, to in joined:
+        at = int(np.searchsorted(reader, addition))
+        copied = not overwrites(graph, int(rows[addition]), to, stored, handed_out)
+        ins[np.searchsorted(reader, scatter)] = True
+        ins[at : at + 2] = [copied and k == to for k in range(2)]
+        outs[np.searchsorted(maker, addition)] = copied
+        into.add(int(rows[scatter]))
     #: Equal ones are one object.
     known: dict[tuple[bytes, bytes, bool], Traffic] = {}
     there: dict[Equation, Traffic] = {}
@@ -137,25 +188,3 @@ def through_memory(
             through = known[key] = Traffic(tuple(map(bool, key[0])), tuple(map(bool, key[1])), row in into)
         there[graph.equations[row]] = through
     return there
-
-
-def _in_place(graph: Graph, row: int, stored: Flags, handed_out: Collection[int]) -> bool:
-    """Whether an equation that writes rows into a tensor may write into that: nobody reads it afterwards."""
-    operand = graph.equations[row].inputs[0]
-    if not isinstance(operand, Value) or not stored[operand.index] or operand.index in handed_out:
-        return False
-    found = table(graph)
-    # What a body is given it is taken to carry; what a step is given is the caller's, but for donated state.
-    state = {graph.inputs[place] for place in graph.state.values()} if graph.donated else ()
-    callers = operand in graph.inputs and bool(graph.input_names) and operand not in state
-    last = found.reader[found.operands == operand.index].max()
-    return bool(last == row) and not callers and operand not in graph.constants
-
-
-def rows_in(equation: Equation) -> frozenset[int]:
-    """Dimensions of a tensor along which an equation writes rows into it."""
-    if equation.primitive != _PUTS:
-        return frozenset()
-    whole, part = equation.input_types[:2]
-    pairs = zip(whole.shape, part.shape, strict=True)
-    return frozenset(dim for dim, (size, own) in enumerate(pairs) if size != own)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from shardwright.cost.grid.prices import FEATURES, ONE, RQ, GridCut, Q, R
 from shardwright.cost.share_cost import Floats
+from shardwright.cost.traffic import Moved
 from shardwright.ir.graph import TensorType
 from shardwright.ir.pairs import Paired
 from shardwright.ir.placement import Grid, Placement, Shard, components
@@ -42,21 +43,19 @@ class Ways:
     at: NDArray[np.intp]
 
     @staticmethod
-    def of(
-        tensors: Sequence[TensorType], through: Sequence[bool], found: Sequence[Signature], product: bool
-    ) -> Ways:
+    def of(tensors: Sequence[TensorType], moved: Moved, found: Sequence[Signature], product: bool) -> Ways:
         """The ways of some signatures.
 
         Args:
             tensors: operands and results.
-            through: which of these go through memory.
+            moved: bytes of these that go through memory.
             found: the signatures.
             product: whether it matters for the speed of its parts how the equation is cut.
         """
         if isinstance(found, Paired):
-            rows = _rows(tensors, through, found, product)
+            rows = _rows(tensors, moved, found, product)
         else:
-            rows = [_row(tensors, through, signature, product) for signature in found]
+            rows = [_row(tensors, moved, signature, product) for signature in found]
         numbers: dict[tuple[int, ...], int] = {}
         at = np.array([numbers.setdefault(row, len(numbers)) for row in rows], dtype=np.intp)
         first = dict(zip(reversed(at.tolist()), reversed(range(len(found))), strict=True))
@@ -83,11 +82,9 @@ class Ways:
         return terms
 
 
-#: By the id of signatures (kept with them), the tensors, which of them go through memory, and whether they
+#: By the id of signatures (kept with them), the tensors, what of them goes through memory, and whether they
 #: are of a product.
-KnownWays: TypeAlias = dict[
-    tuple[int, tuple[TensorType, ...], tuple[bool, ...], bool], tuple[Sequence[Signature], Ways]
-]
+KnownWays: TypeAlias = dict[tuple[int, tuple[TensorType, ...], Moved, bool], tuple[Sequence[Signature], Ways]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,45 +102,48 @@ class Kernels:
     at: NDArray[np.intp]
 
 
-def _rows(
-    tensors: Sequence[TensorType], through: Sequence[bool], found: Paired, product: bool
-) -> list[tuple[int, ...]]:
+def _rows(tensors: Sequence[TensorType], moved: Moved, found: Paired, product: bool) -> list[tuple[int, ...]]:
     """`_row` of all signatures, tensor by tensor: the placements of each are few."""
     count = len(found)
     cut, held = np.zeros((3, count), dtype=np.int64), np.zeros((4, count), dtype=np.int64)
     on = np.zeros((1 + len(tensors) if product else 0, count), dtype=np.int64)
-    for k, (tensor, counts, some, at) in enumerate(
-        zip(tensors, through, found.placements, found.at, strict=True)
-    ):
+    categories: list[NDArray[np.int64]] = []
+    for k, (tensor, some, at) in enumerate(zip(tensors, found.placements, found.at, strict=True)):
         across, within, nested, category, on_two = _cuts_of(tensor.shape, some)[:, at]
         cut[0] = np.where(cut[0], cut[0], across)
         cut[1] = np.where(cut[1], cut[1], within)
         cut[2] |= nested
-        if counts:
-            held[category, np.arange(count)] += tensor.nbytes
+        categories.append(category)
         if product:
             on[0] |= on_two
             on[1 + k] = category
+    # By the result: few move others under some signatures.
+    moves = [moved.under(result) for result in found.placements[-1]] if moved.along else [moved.nbytes]
+    which = found.at[-1] if moved.along else np.zeros(count, dtype=np.intp)
+    for nbytes, like in zip(zip(*moves, strict=True), moved.cut_like, strict=True):
+        if any(nbytes):
+            held[categories[like], np.arange(count)] += np.array(nbytes)[which]
     return list(zip(*cut.tolist(), *held.tolist(), *on.tolist(), strict=True))
 
 
-def _row(
-    tensors: Sequence[TensorType], through: Sequence[bool], signature: Signature, product: bool
-) -> tuple[int, ...]:
+def _row(tensors: Sequence[TensorType], moved: Moved, signature: Signature, product: bool) -> tuple[int, ...]:
     """How a signature cuts (see `GridCut`), and bytes that go through memory by how they are cut.
 
     Of a product also whether it lies on two axes, and how every tensor is cut.
     """
     across = within = nested = 0
-    held, on = [0] * 4, [0]
-    for tensor, counts, placement in zip(tensors, through, (*signature.ins, *signature.outs), strict=True):
+    held, on, categories = [0] * 4, [0], list[int]()
+    placements = (*signature.ins, *signature.outs)
+    for tensor, placement in zip(tensors, placements, strict=True):
         category, here = _cut_of(tensor.shape, placement)
         across, within, nested = across or here.across, within or here.within, nested or int(here.nested)
-        if counts:
-            held[category] += tensor.nbytes
+        categories.append(category)
         if product:
             on[0] |= isinstance(placement, Grid)
             on.append(category)
+    nbytes = moved.under(placements[-1]) if moved.along else moved.nbytes
+    for each, like in zip(nbytes, moved.cut_like, strict=True):
+        held[categories[like]] += each
     return (across, within, nested, *held, *(on if product else ()))
 
 

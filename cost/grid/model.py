@@ -33,7 +33,7 @@ from shardwright.cost.moves import STAGED, strategies
 from shardwright.cost.share_cost import CostStack, Floats
 from shardwright.cost.subfleet import subfleet
 from shardwright.cost.topology import Topology
-from shardwright.cost.traffic import ALIASES, Traffic
+from shardwright.cost.traffic import ALIASES, Moved, Traffic
 from shardwright.ir.collectives import Step, step
 from shardwright.ir.collectives import registry as collectives
 from shardwright.ir.graph import Equation, TensorType
@@ -93,7 +93,7 @@ class GridModel:
             return staged_kernels(equation, found, self.model, len(self.mesh.nodes), self._handed_s)
         tensors = (*equation.input_types, *equation.output_types)
         product = is_contraction(equation.primitive)
-        ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product)
+        ways = self._ways(tensors, traffic.moved(equation), found, product)
         # How a product is cut makes its parts faster or slower; of all else only there is less.
         cuts = self._cut_in(ways, tensors) if product else [()]
         seconds = self.model.arithmetic_s(equation, flop_count(rule, equation), cuts)
@@ -105,7 +105,7 @@ class GridModel:
         for equation, rule, found, traffic in wanted:
             if is_contraction(equation.primitive):
                 tensors = (*equation.input_types, *equation.output_types)
-                ways = self._ways(tensors, (*traffic.ins, *traffic.outs), found, product=True)
+                ways = self._ways(tensors, traffic.moved(equation), found, product=True)
                 cuts = self._cut_in(ways, tensors)
                 products = self.model.products_in(equation, flop_count(rule, equation), cuts)
                 if products is not None:
@@ -125,16 +125,16 @@ class GridModel:
     def _ways(
         self,
         tensors: tuple[TensorType, ...],
-        through: tuple[bool, ...],
+        moved: Moved,
         found: Sequence[Signature],
         product: bool,
     ) -> Ways:
         if len(found) == 1:  # of a program: what it asks for is made for it
-            return Ways.of(tensors, through, found, product)
-        key = id(found), tensors, through, product
+            return Ways.of(tensors, moved, found, product)
+        key = id(found), tensors, moved, product
         if key not in self._known_ways:
             # What is remembered by identity is kept, lest something else comes to have it.
-            self._known_ways[key] = found, Ways.of(tensors, through, found, product)
+            self._known_ways[key] = found, Ways.of(tensors, moved, found, product)
         return self._known_ways[key][1]
 
     def _cuts(

@@ -8,133 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cost_cases import CPU, S0, S1, SLOW, SUM, f32, graph_of, model_of, only, price
+from cost_cases import CPU, S0, S1, SLOW, SUM, f32, graph_of, model_of
 
 from shardwright.cost.bill import Cut, bill, seconds
 from shardwright.cost.memory.liveness import footprint, peak_bytes
 from shardwright.cost.timeline import timeline
-from shardwright.cost.traffic import Traffic, traffic
-from shardwright.ir.donation import donating
 from shardwright.ir.graph import Graph
-from shardwright.ir.placement import Placement, R
+from shardwright.ir.placement import R
 from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.rules import Signature
 from shardwright.ir.trace import trace
 from shardwright.memory.device_memory import peaks
-
-# ---------------------------------------------------------------------------------------------------
-# Traffic
-
-
-def through(function: Any, *args: Any) -> list[tuple[str, Traffic]]:
-    graph = graph_of(function, *args)
-    found = traffic(graph)
-    return [(e.primitive, found[e]) for e in graph.equations]
-
-
-def test_an_elementwise_chain_moves_its_ends_only() -> None:
-    assert through(lambda x: jnp.sin(jnp.exp(jnp.tanh(x))), f32(8)) == [
-        ("tanh", Traffic((True,), (False,))),
-        ("exp", Traffic((False,), (False,))),
-        ("sin", Traffic((False,), (True,))),
-    ]
-
-
-def test_a_reduction_reads_registers_and_writes() -> None:
-    assert through(lambda x: jnp.sum(jnp.exp(x)), f32(8)) == [
-        ("exp", Traffic((True,), (False,))),
-        ("reduce_sum", Traffic((False,), (True,))),
-    ]
-
-
-def test_a_contraction_needs_its_operands_in_memory() -> None:
-    assert through(lambda x, y: jnp.exp(x) @ y, f32(8, 4), f32(4, 8)) == [
-        ("exp", Traffic((True,), (True,))),
-        ("dot_general", Traffic((True, True), (True,))),
-    ]
-
-
-def test_loops_of_one_fusion_read_a_tensor_once() -> None:
-    steps = through(lambda x: (jnp.sin(x), jnp.cos(x)), f32(8))
-    assert [t.ins for _, t in steps] == [(True,), (False,)]
-    assert [t.outs for _, t in steps] == [(True,), (True,)]  # both are handed out
-
-
-def test_a_transpose_that_contractions_read_is_folded() -> None:
-    assert through(lambda x, y: x.T @ y, f32(4, 8), f32(4, 8))[0] == (
-        "transpose",
-        Traffic((False,), (False,)),
-    )
-    read_otherwise = through(lambda x, y: (x.T @ y, jnp.sin(x.T)), f32(4, 8), f32(4, 8))
-    assert dict(read_otherwise)["transpose"] != Traffic((False,), (False,))
-
-
-def test_a_reshape_is_where_its_operand_is() -> None:
-    # A chain through a reshape stays in registers; a reshape of an input is in memory as the input is.
-    inside = dict(through(lambda x: jnp.sin(jnp.exp(x).reshape(2, 4)), f32(8)))
-    assert inside["exp"].outs == inside["reshape"].outs == inside["sin"].ins == (False,)
-    outside = dict(through(lambda x: jnp.sin(x.reshape(2, 4)), f32(8)))
-    assert outside["reshape"].outs == outside["sin"].ins == (True,)
-
-
-def put(operand: Any, row: Any, number: int) -> Any:
-    return jax.lax.dynamic_update_index_in_dim(operand, row, number, 0)
-
-
-def test_rows_that_are_taken_or_written_go_through_memory_alone() -> None:
-    def added(total: Any, row: Any) -> Any:
-        return put(total, jax.lax.dynamic_index_in_dim(total, row.argmax(), keepdims=False) + row, 3)
-
-    total, row = f32(6, 8), f32(8)
-    graph = graph_of(
-        lambda total, rows: jax.lax.scan(lambda c, x: (added(c, x), None), total, rows)[0], total, f32(5, 8)
-    )
-    (loop,) = graph.equations
-    body = loop.regions[0]
-    taken, written = only(body, "dynamic_slice"), only(body, "dynamic_update_slice")
-    assert traffic(body)[taken].nbytes(taken)[0] == row.size * 4
-    moved = traffic(body)[written]
-    assert moved.in_place and sum(moved.nbytes(written)) == row.size * 4
-    assert moved.nbytes(written, rows=False)[-1] == total.size * 4
-
-    # What the caller keeps is copied first; so is what somebody reads later.
-    written_in_place = {
-        "the caller's": lambda x, row: put(x, row, 3),
-        "its own": lambda x, row: put(jnp.cumsum(x, 0), row, 3),
-        "a constant": lambda x, row: put(np.ones((6, 8), np.float32), row, 3),
-        "made on the way": lambda x, row: put(jnp.exp(x), row, 3),
-        "read later": lambda x, row: (y := jnp.cumsum(x, 0), put(y, row, 3), jnp.sin(y))[1:],
-        "handed out": lambda x, row: (y := jnp.cumsum(x, 0), put(y, row, 3)),
-    }
-    found = {
-        name: dict(through(step, total, row))["dynamic_update_slice"].in_place
-        for name, step in written_in_place.items()
-    }
-    assert [name for name, in_place in found.items() if in_place] == ["its own"]
-    # Of a donated step that is its state; what it is given beside that stays the caller's.
-    step = trace(lambda s, x, row: (put(s, row, 3), put(x, row, 3).sum()), total, total, row)
-    graph = donating(step, True).graph
-    assert graph.state == {0: 0}
-    both = [traffic(graph)[e].in_place for e in graph.equations if e.primitive == "dynamic_update_slice"]
-    assert both == [True, False]
-
-
-def test_where_devices_share_the_rows_each_goes_through_all_of_its_own() -> None:
-    graph = graph_of(lambda x, row: put(jnp.cumsum(x, 0), row, 3), f32(64, 1024), f32(1024))
-    written = only(graph, "dynamic_update_slice")
-    moved, model = traffic(graph)[written], model_of(CPU, CPU)
-    starts, device = (R,) * (len(written.inputs) - 2), model.types[0]
-
-    def memory_s(at: Placement, update: Placement) -> float:
-        cost = price(model, written, Signature((at, update, *starts), (at,)), moved)
-        return float(cost.exact(np.array([0.5, 0.5]))) - device.launch_s
-
-    row_s = 1024 * 4 / device.bandwidth_byte_per_s
-    assert memory_s(R, R) == pytest.approx(row_s)
-    assert memory_s(S1, S1) == pytest.approx(row_s / 2)
-    # It reads half of them, and writes them.
-    assert memory_s(S0, R) == pytest.approx(2 * 64 / 2 * row_s, rel=0.1)
-
 
 # ---------------------------------------------------------------------------------------------------
 # Bill and timeline of programs written by hand
