@@ -20,7 +20,7 @@ from shardwright.backends.layout import abstract, holds, members, stretches
 from shardwright.backends.local import evaluate, local_shape, neutral, operand
 from shardwright.ir.collectives import step
 from shardwright.ir.flow import find, inputs, reads
-from shardwright.ir.graph import Atom, Graph, Literal, TensorType, value_type
+from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, value_type
 from shardwright.ir.placement import Grid, Placement, Shard, region, seat
 from shardwright.ir.program import Compute, Instruction, Loop, Move, Program, Property
 from shardwright.ir.regions import scan_counts
@@ -131,33 +131,7 @@ class Device:
     def _loop(self, loop: Loop, graph: Graph, args: Sequence[Any]) -> list[Any]:
         equation = graph.equations[loop.equation]
         runs = [self._body(body, region) for body, region in zip(loop.bodies, equation.regions, strict=True)]
-        params = equation.params
-        if equation.primitive == "scan":
-            consts, carries = scan_counts(params)
-            fixed, start, scanned = args[:consts], args[consts : consts + carries], args[consts + carries :]
-
-            def step(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
-                results = runs[0](*fixed, *carry, *xs)
-                return list(results[:carries]), list(results[carries:])
-
-            last, stacked = jax.lax.scan(
-                step, list(start), list(scanned), params["length"], params["reverse"]
-            )
-            return [*last, *stacked]
-        if equation.primitive == "while":
-            of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
-            for_cond, for_body, start = (
-                args[:of_cond],
-                args[of_cond : of_cond + of_body],
-                args[of_cond + of_body :],
-            )
-            return jax.lax.while_loop(
-                lambda carry: runs[0](*for_cond, *carry)[0],
-                lambda carry: list(runs[1](*for_body, *carry)),
-                list(start),
-            )
-        assert equation.primitive == "cond", f"{equation.primitive} is no loop"
-        return list(jax.lax.switch(args[0], runs, *args[1:]))
+        return controlled(equation, runs, args)
 
     def _body(self, body: Program, region: Graph) -> Local:
         def run(*args: Any) -> tuple[Any, ...]:
@@ -168,6 +142,35 @@ class Device:
             return tuple(self.atom(a, p, env) for a, p in zip(region.outputs, body.outputs, strict=True))
 
         return run
+
+
+def controlled(equation: Equation, runs: Sequence[Local], args: Sequence[Any]) -> list[Any]:
+    """Results of control flow from its operands; `runs` compute the equation's regions, in their order."""
+    params = equation.params
+    if equation.primitive == "scan":
+        consts, carries = scan_counts(params)
+        fixed, start, scanned = args[:consts], args[consts : consts + carries], args[consts + carries :]
+
+        def step(carry: Sequence[Any], xs: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            results = runs[0](*fixed, *carry, *xs)
+            return list(results[:carries]), list(results[carries:])
+
+        last, stacked = jax.lax.scan(step, list(start), list(scanned), params["length"], params["reverse"])
+        return [*last, *stacked]
+    if equation.primitive == "while":
+        of_cond, of_body = params["cond_nconsts"], params["body_nconsts"]
+        for_cond, for_body, start = (
+            args[:of_cond],
+            args[of_cond : of_cond + of_body],
+            args[of_cond + of_body :],
+        )
+        return jax.lax.while_loop(
+            lambda carry: runs[0](*for_cond, *carry)[0],
+            lambda carry: list(runs[1](*for_body, *carry)),
+            list(start),
+        )
+    assert equation.primitive == "cond", f"{equation.primitive} is no control flow"
+    return list(jax.lax.switch(args[0], runs, *args[1:]))
 
 
 def _nodes(move: Move) -> tuple[int, ...]:

@@ -31,12 +31,11 @@ normalized numbers) is how much it changes per relative change of the arguments.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import Any, TypeAlias
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -64,8 +63,9 @@ from shardwright.backends.layout import (
 )
 from shardwright.backends.reference import Locals, ReferenceMachine, scatter
 from shardwright.backends.runner import run
+from shardwright.backends.single import Flat, bind, single_device
 from shardwright.ir.flow import find, reads, writes
-from shardwright.ir.graph import Atom, Equation, Graph, Literal, TensorType, Value
+from shardwright.ir.graph import Graph, Literal, TensorType
 from shardwright.ir.jaxpr import source_line
 from shardwright.ir.placement import Grid, Partial, Placement, R, Replicate, Shard, node_members, seat
 from shardwright.ir.program import Compute, Move, Program, Property, nodes_of
@@ -74,8 +74,6 @@ from shardwright.ir.trace import Traced
 
 TOLERANCE = 1e-5
 TOLERANCE_NARROW = 2e-2
-
-Flat: TypeAlias = Callable[..., Sequence[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,47 +149,9 @@ def verify_program(
     return checker.result()
 
 
-def single_device(
-    traced: Traced, wanted: Sequence[int], step: Flat | None
-) -> Callable[[Sequence[Any]], list[Any]]:
-    """Arguments -> the wanted outputs of the undistributed step (what they do not need is not compiled)."""
-
-    def chosen(*flat: Any) -> list[Any]:
-        outputs = step(*flat) if step is not None else evaluate_graph(traced.graph, traced.primitives, flat)
-        return [outputs[i] for i in wanted]
-
-    compiled = jax.jit(chosen, compiler_options=dict(QUICK))
-
-    def alone(args: Sequence[Any]) -> list[Any]:
-        return list(compiled(*args)) if wanted else []
-
-    return alone
-
-
-def evaluate_graph(graph: Graph, primitives: Mapping[str, Any], flat: Sequence[Any]) -> list[Any]:
-    """All outputs of a graph on one device, equation by equation."""
-    env: dict[Value, Any] = dict(zip(graph.inputs, flat, strict=True))
-    env.update({value: jnp.asarray(array) for value, array in graph.constants.items()})
-    for equation in graph.equations:
-        results = bind(equation, primitives, [_whole(atom, env) for atom in equation.inputs])
-        env.update(zip(equation.outputs, results, strict=True))
-    return [_whole(atom, env) for atom in graph.outputs]
-
-
-def bind(equation: Equation, primitives: Mapping[str, Any], args: Sequence[Any]) -> list[Any]:
-    """Results of an equation on whole arrays."""
-    primitive = primitives[equation.primitive]
-    result = primitive.bind(*args, **equation.params)
-    return list(result) if primitive.multiple_results else [result]
-
-
 def _replicated(placement: Placement) -> bool:
     """Whether there are several of a value: on all devices, in every node, or in each on its devices."""
     return R in ((placement.across, placement.within) if isinstance(placement, Grid) else (placement,))
-
-
-def _whole(atom: Atom, env: Mapping[Value, Any]) -> Any:
-    return jnp.asarray(atom.value, dtype=atom.type.dtype) if isinstance(atom, Literal) else env[atom]
 
 
 class _Checker:

@@ -237,14 +237,18 @@ def check_mpi(example: str, ranks: int, folder: Path) -> None:
     single = jax.jit(step)(*args)
     reference = plan.compile(step)(*args)
     assert plan.traced is not None
-    loss = plan.traced.graph.output_names.index("[2]")
-    assert got[loss] == pytest.approx(float(single[2]), rel=1e-5)
-    leaves = zip(
-        got, jax.tree.leaves(reference), jax.tree.leaves(single), plan.traced.graph.output_names, strict=True
+    graph, whole = plan.traced.graph, jax.tree.leaves(single)
+    loss = next(i for i, a in enumerate(graph.outputs) if i not in graph.state and a.type.rank == 0)
+    assert got[loss] == pytest.approx(float(whole[loss]), rel=1e-5)
+    results = [np.asarray(leaf) for leaf in jax.tree.leaves(reference)]
+    apart = [np.abs(b - np.asarray(c)).max(initial=0.0) for b, c in zip(results, whole, strict=True)]
+    # An optimizer that divides by a gradient's size makes rounding of all parameters alike large.
+    of_parameters = max(
+        d for d, name in zip(apart, graph.output_names, strict=True) if name.startswith("[0]")
     )
-    for a, b, c, name in leaves:
-        allowed = 1e-5 * np.abs(b).max() + 4 * np.abs(np.asarray(b) - np.asarray(c)).max()
-        assert np.abs(a - np.asarray(b)).max() <= allowed, name
+    for a, b, d, name in zip(got, results, apart, graph.output_names, strict=True):
+        allowed = 1e-5 * np.abs(b).max() + 4 * (of_parameters if name.startswith("[0]") else d)
+        assert np.abs(a - b).max() <= allowed, name
 
 
 def test_a_tiny_step_on_two_ranks(tmp_path: Path) -> None:

@@ -255,7 +255,7 @@ def test_remedies_need_not_keep_what_was_done_because_nothing_fits() -> None:
 
 @pytest.mark.full
 def test_the_memory_that_would_do_was_planned_for() -> None:
-    """The plan that does not fit is a baseline here, far dearer than what so much memory allows."""
+    """What is said of it is what a plan with so much takes, however dear the plan that does not fit is."""
     sizes = {"a": (32, 128), "c": (128,), "b": (128, 16), "d": (16,)}
     params = {name: jax.ShapeDtypeStruct(size, "float32") for name, size in sizes.items()}
     args = params, jax.ShapeDtypeStruct((100, 32), "float32"), jax.ShapeDtypeStruct((100, 16), "float32")
@@ -283,7 +283,7 @@ def test_the_memory_that_would_do_was_planned_for() -> None:
     how: Any = {"axes": plan.axes, "devices": "all", "recompute": plan.rewriting}
     there = synthesize(aside, *args, fleet=roomy, **how)
     assert there.fits and remedy.iteration_s <= there.iteration_s * (1 + 1e-6)
-    assert remedy.iteration_s < 0.7 * plan.iteration_s
+    assert remedy.iteration_s <= plan.iteration_s * (1 + 1e-6)
 
 
 def test_a_plan_that_does_not_fit_says_so_before_all_else() -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import hijax
 
-from shardwright.backends.verify import evaluate_graph
+from shardwright.backends.single import evaluate_graph
 from shardwright.ir.graph import Graph
 from shardwright.ir.trace import Traced, trace
 

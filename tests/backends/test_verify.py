@@ -13,6 +13,7 @@ from steps import STEPS, array, starts
 from shardwright.backends import compile as compiling
 from shardwright.backends import reference
 from shardwright.backends.closeness import rel_error
+from shardwright.backends.single import evaluate_graph
 from shardwright.backends.verify import VerifyResult, verify_program
 from shardwright.ir.graph import TensorType
 from shardwright.ir.placement import Partial, R, Shard, grid
@@ -44,6 +45,19 @@ def test_right_programs_pass(name: str, start: str) -> None:
     assert result.groups > 20
     assert str(result).startswith("verified: ")
     assert (result.max_rel_error_narrow > 0) == (name == "half")
+
+
+@pytest.mark.parametrize("name", ["scanned", "controlled"])
+def test_without_the_step_a_program_is_compared_with_its_graph(name: str) -> None:
+    """Control flow in it is run as JAX runs it."""
+    step, args = STEPS[name]()
+    traced, flat = trace(step, *args), jax.tree.leaves(args)
+    assert any(equation.regions for equation in traced.graph.equations)
+    result = verify_program(traced, build(traced.graph, starts(traced.graph)["data"]), RATIOS, flat)
+    assert result.ok, str(result)
+    wanted = jax.tree.leaves(step(*args))
+    for got, leaf in zip(evaluate_graph(traced.graph, traced.primitives, flat), wanted, strict=True):
+        np.testing.assert_allclose(got, leaf, rtol=1e-5, atol=1e-6)
 
 
 def handmade(function: Any, arrays: Sequence[Any], program: Program) -> VerifyResult:

@@ -15,7 +15,7 @@ import pytest
 from rewriting_cases import compiled_bytes, evaluated, fleet, layered, on_reference
 
 from shardwright import Fleet, Plan, synthesize
-from shardwright.backends.verify import evaluate_graph
+from shardwright.backends.single import evaluate_graph
 from shardwright.commands.options import parse_pieces
 from shardwright.cost.fleet import Node
 from shardwright.ir.errors import InputError
