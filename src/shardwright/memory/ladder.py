@@ -249,7 +249,8 @@ class Ladder:
 
         Args:
             base: see `briefly`.
-            rival_s: what another plan that fits costs: rungs above one that is no cheaper are not tried.
+            rival_s: what another plan that fits costs: rungs above one that is no cheaper are not tried,
+                unless memory aside some of them may be.
         """
         last = len(self.rungs) - 1
         rung, smallest = -1, base
@@ -263,9 +264,15 @@ class Ladder:
             if plan is not None:
                 smallest = plan
                 self.too_large.append(plan)
-            elif rung > self._full:
+            elif rung > self._full and not self._promising(rung, base, rival_s):
                 break
         return None
+
+    def _promising(self, rung: int, base: Plan | None, rival_s: float) -> bool:
+        """Whether rungs above one may be cheaper than a rival, memory aside: it may have freed too little."""
+        free_s = self.saving_s if base is None else unlimited_s(base)
+        above = range(rung + 1, len(self.rungs))
+        return any(self._estimate(n, free_s) < rival_s * (1 - self.worth) for n in above)
 
     def _next(self, rung: int, smallest: Plan | None) -> int:
         """The first rung above one that frees what the smallest program of that lacks; else the last.
