@@ -63,9 +63,8 @@ def scattered_into(graph: Graph, rows: Numbers, scatters: Numbers) -> list[tuple
     for scatter in scatters.tolist():
         equation = graph.equations[rows[scatter]]
         zeros, (result,) = made_by(equation.inputs[0]), equation.outputs
-        if not (
-            once[result.index] and zeros is not None and once[zeros.outputs[0].index] and _is_zero(zeros)
-        ):
+        filled = zeros is not None and once[zeros.outputs[0].index] and _is_zero(zeros)
+        if not (filled and once[result.index]):
             continue
         row = int(found.reader[found.operands == result.index][0])
         addition = graph.equations[row]
