@@ -112,3 +112,36 @@ def test_above_a_rung_that_frees_too_little_others_are_tried_if_they_may_be_riva
         assert found is not None and planner.tried[-1] == last and 1 < len(planner.tried) <= 3
     else:
         assert found is None and len(planner.tried) == 1
+
+
+class Lacking(Known):
+    """None of whose plans fits: each try leaves a part of the bytes that were lacking before it."""
+
+    def __init__(self, plan: Plan, limits: Sequence[float], lacks: float, leaves: float) -> None:
+        super().__init__(plan, [])
+        self.limits, self.lacks, self.leaves = limits, lacks, leaves
+
+    def lacking(self) -> Plan:
+        need = [
+            int(limit + self.lacks * share)
+            for limit, share in zip(self.limits, self.made.ratios, strict=True)
+        ]
+        return self.made.but(fits=False, memory_bytes=need)
+
+    def plan(self, traced: Traced, rival_s: float = np.inf, **options: Any) -> Plan | None:
+        self.tried.append(self.rungs.index(rewriting_of(traced).recompute))
+        self.lacks *= self.leaves
+        return self.lacking()
+
+
+@pytest.mark.parametrize(("leaves", "further"), [(0.1, True), (0.5, False)])
+def test_a_rung_that_leaves_little_of_what_was_lacking_is_not_the_last(leaves: float, further: bool) -> None:
+    """A little more is tried, which should do."""
+    rungs, made = long_ladder()
+    lacks = min(rung.freed_bytes for rung in rungs.rungs) / 2
+    planner = Lacking(made, rungs.limits, lacks, leaves)
+    rungs.planner = cast(Any, planner)
+    planner.of(rungs)
+    assert rungs.briefly(planner.lacking()) is None
+    assert planner.tried == list(range(len(planner.tried)))
+    assert (3 < len(planner.tried) < len(rungs.rungs)) if further else len(planner.tried) == 3

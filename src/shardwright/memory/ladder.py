@@ -46,6 +46,9 @@ _FEW = 8
 #: Rungs of a longer one that are tried at most, each time.
 _TRIES = 3
 
+#: Not counting those that leave less than this part of what was lacking.
+_LITTLE = 0.3
+
 #: Part of its cost that a plan of a longer ladder has to save for others below it to be tried as well: what
 #: goes to host memory may cost many times as much as what is computed again.
 _MUCH = 0.1
@@ -179,7 +182,8 @@ class Ladder:
     def briefly(self, base: Plan | None, rival_s: float = math.inf) -> Plan | None:
         """A plan that fits of a rung that frees what the best program lacks, without a search for what does.
 
-        By the model of memory first, then a little more. What is found is a rival for all that takes longer.
+        By the model of memory first, then a little more, as long as little more is lacking each time. What is
+        found is a rival for all that takes longer.
 
         Args:
             base: the plan of the step as it is; None where no program of it can fit.
@@ -188,12 +192,13 @@ class Ladder:
         last = len(self.rungs) - 1
         again = () if base is None else base.rewriting.recompute
         rung, smallest = next((n for n, r in enumerate(self.rungs) if r.stretches == again), -1), base
-        for _ in range(_TRIES):
-            if rung >= last or self.late():
-                break
+        tries = _TRIES
+        while tries and rung < last and not self.late():
+            lacked = math.inf if smallest is None else self._lacks(smallest)
             rung = self._next(rung, smallest)
             step = self.step(*self.rungs[rung].stretches)
             if too_small(step.graph, self.limits):
+                tries -= 1
                 continue
             smallest = self.planner.plan(step, rival_s, briefly=True, baselines=False)
             if smallest is None:
@@ -202,6 +207,8 @@ class Ladder:
                 self.known[rung] = smallest
                 return smallest
             self.lacking = smallest
+            # What leaves little of what was lacking is not the last try: the next should do.
+            tries -= self._lacks(smallest) >= lacked * _LITTLE
         return None
 
     def made_to_fit(self, rival_s: float) -> Plan | None:
