@@ -7,7 +7,7 @@ path from what is established. The instructions are then put in order of rounds 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -20,9 +20,10 @@ from shardwright.ir.program import Compute, Instruction, Loop, Move, Program
 from shardwright.ir.regions import boundary, outer_placement
 from shardwright.ir.rules import Signature
 from shardwright.ir.table import table
-from shardwright.ir.wires import Number, Recorder, wires, with_wires
+from shardwright.ir.wires import Number, Recorder
 from shardwright.synth.prices.tables import Prices
-from shardwright.synth.programs.rounds import ends, ordered
+from shardwright.synth.programs.as_read import handed_in_as_read, made_as_read
+from shardwright.synth.programs.rounds import ordered
 from shardwright.synth.space.conversions import Holding, Routes
 from shardwright.synth.space.factors import Choice, EquationFactor, Use
 from shardwright.synth.space.frame import Frame
@@ -48,7 +49,7 @@ def emit(space: Space, assignment: Sequence[int], prices: Prices, extra: Sequenc
         elif atom.type.rank == 0 or not isinstance(atom, Value):
             wanted[out] = R
     program = _Emitter(space, assignment, prices, frame).program(wanted)
-    return _handed_in_as_read(program, frame, pinned(extra))
+    return handed_in_as_read(program, frame, pinned(extra))
 
 
 class _Coded(NamedTuple):
@@ -127,7 +128,8 @@ class _Emitter:
         outputs = tuple(
             self.output(atom, placement) for atom, placement in zip(graph.outputs, wanted, strict=True)
         )
-        return ordered(Program(inputs, tuple(self.instructions), outputs), graph, self.recorder.wires)
+        program = Program(inputs, tuple(self.instructions), outputs)
+        return made_as_read(ordered(program, graph, self.recorder.wires), self.frame)
 
     def _coded(self) -> list[_Coded | None]:
         """Of every equation without regions; what a factor comes to at an assignment is found out once."""
@@ -302,43 +304,3 @@ class _Emitter:
             reads=[a.index + c for a, c in zip(equation.inputs, reads, strict=True) if type(a) is Value],
             makes=[value.index + c for value, c in zip(equation.outputs, makes, strict=True)],
         )
-
-
-def _handed_in_as_read(program: Program, frame: Frame, pinned: Collection[int]) -> Program:
-    """The program with arguments handed in as the part that is read of them, where only one is.
-
-    To cut a part out of a whole tensor costs nothing by the model, so that an assignment may do either; but
-    the whole would be held, and the part be copied in every step. State comes back as it went in and stays.
-    """
-    graph = frame.graph
-    found = wires(program, graph)
-    inputs, dropped = list(program.inputs), set[int]()
-    state = set(graph.state.values())
-    places = {value.index: place for place, value in enumerate(graph.inputs) if place not in state}
-    #: By what it reads, the last slice of an argument, and where it is.
-    cuts: dict[Number, tuple[int, Move]] = {}
-    for position, move in enumerate(program.instructions):
-        if isinstance(move, Move) and move.kind == "slice" and move.value in places:
-            cuts[found.number(move.value, move.pre)] = position, move
-    several = ends(program, graph, found)
-    if cuts:
-        for position, reads in enumerate(found.reads):
-            for number in reads:
-                if number in cuts and cuts[number][0] != position:
-                    several.add(number)
-    for number, (position, move) in cuts.items():
-        place = places[move.value]
-        choice = frame.choice[graph.inputs[place]]
-        if (
-            inputs[place] == move.pre
-            and number not in several
-            and choice.index not in pinned
-            and any(holding.base == move.post for holding in choice.domain.holdings)
-        ):
-            inputs[place] = move.post
-            dropped.add(position)
-    if not dropped:
-        return program
-    left = [position for position in range(len(program.instructions)) if position not in dropped]
-    instructions = tuple([program.instructions[position] for position in left])
-    return with_wires(Program(tuple(inputs), instructions, program.outputs), graph, found.taken(left))

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,10 +16,11 @@ from synth_cases import FLEETS, STEPS, model, ratios, shape, space, traced
 
 from shardwright.cost.bill import bill, seconds
 from shardwright.ir.placement import Partial, Placement, R, Shard
-from shardwright.ir.program import Loop, Move, Program, verify
+from shardwright.ir.program import Compute, Loop, Move, Program, verify
 from shardwright.ir.serialize import program_from_json, program_to_json
 from shardwright.ir.text import format_program, parse_program
 from shardwright.ir.trace import trace
+from shardwright.ir.wires import wired, wires
 from shardwright.synth.prices.tables import Prices
 from shardwright.synth.programs.emit import emit
 from shardwright.synth.programs.rounds import exchanges
@@ -189,3 +193,51 @@ def test_an_argument_that_is_also_read_whole_is_handed_in_whole() -> None:
     program = emit(everything, solve(everything, prices, extra=[pin(x, lambda p: p == R)]).assignment, prices)
     verify(program, graph)
     assert program.inputs[1] == program.outputs[1] == R
+
+
+def chosen(w: jax.Array, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A step whose gradient of what was looked up is scattered into zeros."""
+
+    def loss(w: jax.Array) -> jax.Array:
+        return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(x @ w), labels[:, None], axis=1))
+
+    value, gradient = jax.value_and_grad(loss)(w)
+    return w - 0.1 * gradient, value
+
+
+def repeatedly(w: jax.Array, x: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The same within a loop."""
+    return jax.lax.scan(lambda w, _: chosen(w, x, labels), w, length=3)
+
+
+@pytest.mark.parametrize("step", [chosen, repeatedly])
+def test_zeros_of_which_one_part_is_read_are_made_as_that_part(step: Callable[..., Any]) -> None:
+    labels = jax.ShapeDtypeStruct((4096,), np.int32)
+    graph = trace(step, shape(64, 512), shape(4096, 64), labels).graph
+    costs, shares = model("slow-links"), (0.5, 0.3, 0.2)
+    whole, prices = Space(graph), Prices.at(costs, shares)
+    frame = whole.root
+    if step is repeatedly:
+        ((frame,),) = frame.children.values()
+    scatter = next(e for e in frame.graph.equations if e.primitive == "scatter-add")
+    zeros = scatter.input_values[0]
+    x = next(value for value in frame.graph.inputs if value.type.shape == (4096, 64))
+    cut = [pin(frame.choice[value], lambda p: p == Shard(0)) for value in (x, scatter.outputs[0])]
+    made_whole = pin(frame.choice[zeros], lambda p: p == R)
+    least_s = solve(whole, prices, extra=cut).seconds
+    assignment = solve(whole, prices, extra=[*cut, made_whole]).assignment
+    program = emit(whole, assignment, prices)
+    verify(program, graph)
+    instructions = program.instructions
+    if step is repeatedly:
+        ((body,),) = (i.bodies for i in instructions if isinstance(i, Loop))
+        instructions = body.instructions
+    maker = next(e.index for e in frame.graph.equations if zeros in e.outputs)
+    (made,) = (i for i in instructions if isinstance(i, Compute) and i.equation == maker)
+    assert made.signature.outs == (Shard(0),)
+    assert not [i for i in instructions if isinstance(i, Move) and i.value == zeros.index]
+    told, anew = wires(program, graph), wired(program.instructions, graph)
+    assert list(map(told.keys, told.reads)) == list(map(anew.keys, anew.reads))
+    assert list(map(told.keys, told.makes)) == list(map(anew.keys, anew.makes))
+    cost_s = seconds(bill(program, graph, costs), costs, shares)
+    assert cost_s == pytest.approx(least_s, rel=1e-9)
