@@ -228,6 +228,40 @@ def test_pieces_that_lack_least_are_searched_first(
     assert planner.asked == asked
 
 
+@pytest.mark.parametrize(
+    ("rival_s", "costs", "asked"),
+    [
+        # The most pieces first; fewer lack more, and may be cheaper yet.
+        (3.0, {2: 2.5, 4: 2.8, 8: 3.0}, [8, 4, 2]),
+        # Where so many are no rival, fewer are not either.
+        (3.0, {2: 2.5, 8: 3.0}, [8, 4]),
+        # What would hardly be cheaper with more memory is not made to fit into what there is.
+        (1.7, {2: 1.6, 4: 1.65, 8: 3.0}, [8, 2]),
+    ],
+)
+def test_pieces_that_lack_much_are_searched_last_where_the_best_plan_is_far_dearer(
+    rival_s: float, costs: dict[int, float], asked: list[int]
+) -> None:
+    step, args = layered(False)
+    traced = trace(step, *args)
+    made = synthesize_traced(traced, fleet=fleet(), recompute="off", microbatches=1)
+    planner = Searching(made, costs)
+    cut = Pieces(traced, fleet(), cast(Any, planner), lambda: False)
+    limits = [device.type.memory_bytes for device in made.fleet.devices]
+    for pieces, over, free_s in ((2, 1.9, 1.0), (4, 1.7, 1.5), (8, 1.05, 2.0)):
+        changed = replace(traced, rewriting=Rewriting(microbatches=pieces))
+        taken = tuple([int(over * limit) for limit in limits])
+        brief = made.but(
+            cost_s=free_s, bound_s=free_s, free_s=free_s, memory_bytes=taken, rewriting=changed.rewriting
+        )
+        cut.open.append((changed, brief))
+    assert cut.within(math.inf) is not None and planner.asked == [8]
+    found = cut.passed(rival_s)
+    assert planner.asked == asked
+    assert (None if found is None else found.cost_s) == (costs[asked[-1]] if asked[-1] == 2 else None)
+    assert cut.passed(rival_s) is None, "none is searched for twice"
+
+
 @pytest.mark.parametrize("over", [1.05, 1.3])
 def test_pieces_that_nearly_fit_are_a_rival_for_what_keeps_less(
     over: float, monkeypatch: pytest.MonkeyPatch

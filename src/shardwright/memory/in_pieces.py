@@ -217,6 +217,7 @@ class InPieces:
                 self.found = better(self.found, ladder.briefly(self.base, self._least_s))
             self.found = better(self.found, cut.within(self._least_s))
             self._keep_less()
+            self.found = better(self.found, cut.passed(self._least_s))
         if self._as_many and not ladder.every:
             best = existing(self.found)
             free_s = min(_free_s(self.base, best), ladder.saving_s)

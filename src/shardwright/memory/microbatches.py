@@ -13,7 +13,16 @@ from shardwright.ir.rewrites.pieces import NotInPiecesError
 from shardwright.ir.rewrites.recompute import Stretch
 from shardwright.ir.rewrites.rewriting import Rewriting, differentiated, rewritten
 from shardwright.ir.trace import Traced
-from shardwright.memory.rivals import Planning, better, cost_of, dearer, overfill, tolerance
+from shardwright.memory.rivals import (
+    OPEN,
+    Planning,
+    better,
+    cost_of,
+    dearer,
+    overfill,
+    tolerance,
+    unlimited_s,
+)
 from shardwright.plan import Plan
 from shardwright.synth.stretches import alike
 
@@ -53,6 +62,8 @@ class Pieces:
         self.saving: Stretch | None = None
         #: Steps that memory was in the way of, and the best program of each, which does not fit.
         self.open: list[tuple[Traced, Plan]] = []
+        #: Those of them that lack so much that they were not searched beside what fits.
+        self._passed: list[tuple[Traced, Plan]] = []
         #: Plans that memory made dearer, or that do not fit.
         self.squeezed: list[Plan] = []
         self.tried: list[int] = []
@@ -197,13 +208,14 @@ class Pieces:
             return (0.0, each[1].bound_s) if lacks <= _NEARLY else (round(lacks, 1), -pieces)
 
         waiting, self.open = sorted(self.open, key=turn), []
-        for step, brief in waiting:
+        for number, (step, brief) in enumerate(waiting):
             if self.late():
                 break
             if brief.bound_s >= min(rival_s, cost_of(best)) * (1 - self.near):
                 continue
             far = overfill(brief) > _FAR_TOO_LARGE
             if best is not None and far and not made:
+                self._passed += waiting[number:]
                 break
             plan = self.planner.plan(step, min(rival_s, cost_of(best)), baselines=False)
             if best is not None and plan is None:
@@ -211,4 +223,23 @@ class Pieces:
             made = far and plan is not None and plan.fits
             self.too_large += [] if plan is None or plan.fits else [plan]
             best = better(best, plan)
+        return best
+
+    def passed(self, rival_s: float) -> Plan | None:
+        """The same of those that lack much, where the best plan costs far more than they would, memory aside.
+
+        The most pieces first, until so many are no rival: fewer lack more.
+        """
+        best: Plan | None = None
+        waiting, self._passed = sorted(self._passed, key=lambda each: -each[1].rewriting.microbatches), []
+        for step, brief in waiting:
+            least_s = min(rival_s, cost_of(best))
+            if self.late():
+                break
+            if unlimited_s(brief) * OPEN >= least_s:
+                continue
+            plan = self.planner.plan(step, least_s, baselines=False)
+            if plan is None or not plan.fits:
+                break
+            best = plan
         return best
