@@ -17,6 +17,7 @@ from shardwright.ir.trace import Traced, trace
 from shardwright.memory.in_pieces import InPieces
 from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import Pieces
+from shardwright.memory.rivals import SAME, WORTH
 from shardwright.synth.stretches import RECOMPUTING
 
 _P = TypeVar("_P")
@@ -92,7 +93,11 @@ def squeezed(monkeypatch: pytest.MonkeyPatch, *, impossible: bool) -> tuple[Plan
 
 
 def best_of(
-    monkeypatch: pytest.MonkeyPatch, planning: Callable[[Plan], _P], *, impossible: bool = False
+    monkeypatch: pytest.MonkeyPatch,
+    planning: Callable[[Plan], _P],
+    *,
+    impossible: bool = False,
+    worth: float = WORTH,
 ) -> tuple[Plan, _P]:
     monkeypatch.setattr("shardwright.memory.in_pieces.SMALL", 0)
     monkeypatch.setattr("shardwright.memory.in_pieces.candidates", lambda fleet: [fleet])
@@ -105,7 +110,7 @@ def best_of(
     planner = planning(made)
     known = traced, fleet(), cast(Any, planner), lambda: False
     ladder = Ladder(traced, fleet(), RECOMPUTING, 1, *known[2:])
-    ladder.mixed = False
+    ladder.mixed, ladder.worth = False, worth
     return InPieces(ladder, Pieces(*known), math.inf).best(), planner
 
 
@@ -135,6 +140,35 @@ def test_fewer_pieces_that_keep_less_are_made_to_fit_where_they_save_much_memory
     assert found.cost_s == cost_s
     assert planner.asked == ([("less", 3.0)] if cost_s < 3.0 else [])
     assert found.rewriting.microbatches == (2 if cost_s < 3.0 else 4)
+
+
+class Keeping(Lacking):
+    """The same; what two pieces cost once they are searched around depends on how much is computed again."""
+
+    def plan(
+        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
+    ) -> Plan | None:
+        changed = rewriting_of(traced)
+        if briefly or changed.microbatches != 2 or not changed.recompute:
+            return super().plan(traced, rival_s, briefly=briefly, **options)
+        found = super().plan(traced, math.inf, **options)
+        self.asked[-1] = "less", rival_s
+        cost_s = 1.6 + 0.05 * len(changed.recompute)
+        return found.but(cost_s=cost_s, bound_s=cost_s) if found and cost_s < rival_s else None
+
+
+@pytest.mark.parametrize("worth", [WORTH, SAME])
+def test_fewer_pieces_keep_no_less_than_need_be_where_plans_take_a_moment(
+    worth: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of what takes longer the first plan that fits is taken."""
+    found, planner = best_of(monkeypatch, lambda plan: Keeping(plan, 1.5), worth=worth)
+    again = [rivals for what, rivals in planner.asked if what == "less"]
+    assert found.rewriting.microbatches == 2
+    assert found.cost_s == 1.6 + 0.05 * len(found.rewriting.recompute)
+    assert (len(again) > 1) == (worth == SAME)
+    if len(again) > 1:  # beside the first one
+        assert found.cost_s < again[1] < again[0]
 
 
 class Descending(Squeezed):

@@ -12,6 +12,7 @@ from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces
 from shardwright.memory.rivals import (
     FAR,
+    WORTH,
     Planning,
     better,
     cost_of,
@@ -240,6 +241,8 @@ class InPieces:
         Of a small one every number of pieces is planned as if it had been asked for, see `_Asked.in_more`.
         """
         asked, in_vain = self.ladder, 0
+        #: That of the best plan, and about what the step costs in as many pieces, memory aside.
+        its: tuple[Ladder, float] | None = None
         for brief in self._fewer():
             least_s = self._least_s
             if self.found is None or self.late() or in_vain == _IN_VAIN:
@@ -253,9 +256,13 @@ class InPieces:
             plan = ladder.briefly(brief, least_s) or ladder.made_to_fit(least_s)
             self.found = found = existing(better(self.found, plan))
             if found is plan:
-                in_vain = 0
+                its, in_vain = (ladder, unlimited_s(brief)), 0
             elif pieces < found.rewriting.microbatches:
                 in_vain += 1
+        if its is not None and self.found is not None and asked.worth < WORTH:
+            # Plans take a moment: what frees more than need be is not the best yet.
+            ladder, free_s = its
+            self.found = better(self.found, ladder.below(self.found, free_s, self.rival_s))
 
     def _fewer(self) -> Iterator[Plan]:
         """Plans in as many pieces as memory made dearer, the most first, and in fewer than were tried."""
