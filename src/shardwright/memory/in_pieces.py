@@ -12,6 +12,7 @@ from shardwright.memory.ladder import Ladder
 from shardwright.memory.microbatches import NEAR, Pieces
 from shardwright.memory.rivals import (
     FAR,
+    OPEN,
     WORTH,
     Planning,
     better,
@@ -210,8 +211,8 @@ class InPieces:
             self.found = better(self.found, ladder.that_fits(self.base, self._least_s))
         self._cut()
         if cut is not None:
-            if self.last and self.found is None:
-                self.found = self._in_more(cut)
+            if self.last and self._dear:
+                self.found = better(self.found, self._in_more(cut))
             done = self._as_many or ladder.every or ladder.mixed or self._small
             if self.found is not None and cut.open and not done:
                 # Fewer pieces are searched around: what keeps less is a rival for that, and found sooner.
@@ -247,6 +248,7 @@ class InPieces:
             least_s = self._least_s
             if self.found is None or self.late() or in_vain == _IN_VAIN:
                 break
+            self.found = better(self.found, brief)
             # What is computed again takes its time, too.
             if brief.bound_s >= least_s * (1 - 2 * self.near):
                 continue
@@ -268,12 +270,21 @@ class InPieces:
         """Plans in as many pieces as memory made dearer, the most first, and in fewer than were tried."""
         squeezed, cut = sorted(self._squeezed, key=lambda each: -each.rewriting.microbatches), self.cut
         yield from squeezed
-        if cut is None or not squeezed:
+        if cut is None or not cut.tried or not (squeezed or self._dear):
             return
         pieces = min(cut.tried) // 2
-        while pieces > self.pieces and (brief := cut.brief(pieces, self._least_s)) is not None:
-            yield brief
+        while pieces > self.pieces:
+            brief = cut.brief(pieces, self._least_s)
+            if brief is not None:
+                yield brief
+            elif squeezed:
+                return
             pieces //= 2
+
+    @property
+    def _dear(self) -> bool:
+        """Whether what was found costs far more than the step does without a limit of memory."""
+        return cost_of(self.found) > OPEN * self._free_s
 
     def _enough(self, free_s: float) -> Plan | None:
         """What was found, or saves traffic beside it, if memory makes it no dearer than so many seconds."""
