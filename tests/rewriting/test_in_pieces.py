@@ -171,6 +171,49 @@ def test_fewer_pieces_keep_no_less_than_need_be_where_plans_take_a_moment(
         assert found.cost_s < again[1] < again[0]
 
 
+class Scarce(Squeezed):
+    """The step fits after a search, four pieces cost more than anything; two with less kept cost 2 s."""
+
+    def __init__(self, plan: Plan, whole_s: float) -> None:
+        super().__init__(plan)
+        self.whole_s = whole_s
+
+    def plan(
+        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
+    ) -> Plan | None:
+        changed = rewriting_of(traced)
+        pieces, less = changed.microbatches, bool(changed.recompute)
+        self.order.append(changed)
+        cost_s, fits = {
+            (1, False): (1.0 if briefly else self.whole_s, not briefly),
+            (2, False): (1.5, False),
+            (2, True): (2.0, True),
+        }.get((pieces, less), (math.inf, False))
+        if cost_s >= rival_s or (pieces == 2 and not less and not briefly):
+            return None
+        free_s = min(cost_s, 1.0 if pieces == 1 else 1.5)
+        return self.made.but(cost_s=cost_s, bound_s=free_s, free_s=free_s, fits=fits, rewriting=changed)
+
+    def crowded(self, traced: Traced) -> tuple[float, int]:
+        return 3.9 / rewriting_of(traced).microbatches, 2
+
+
+@pytest.mark.parametrize("whole_s", [5.0, 1.15])
+def test_pieces_of_few_rows_are_tried_where_the_best_plan_is_far_dearer_than_without_a_limit(
+    whole_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And where as many pieces as should fit are no rival, fewer may be, with less kept of each."""
+    monkeypatch.setattr(Pieces, "scarce", lambda *_: True)
+    found, planner = best_of(monkeypatch, lambda plan: Scarce(plan, whole_s))
+    tried = [changed.microbatches for changed in planner.order if changed.microbatches > 1]
+    note = "micro-batches of fewer rows than there are devices were not searched"
+    if whole_s > 2.0:
+        assert (found.cost_s, found.rewriting.microbatches) == (2.0, 2) and found.rewriting.recompute
+        assert tried[:2] == [4, 2] and note not in found.assumptions
+    else:
+        assert found.cost_s == whole_s and not tried and note in found.assumptions
+
+
 class Descending(Squeezed):
     """Sixteen pieces fit and cost 5 s; fewer do where less is kept, once that is searched around."""
 
