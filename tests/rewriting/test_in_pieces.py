@@ -143,7 +143,14 @@ def test_fewer_pieces_that_keep_less_are_made_to_fit_where_they_save_much_memory
 
 
 class Keeping(Lacking):
-    """The same; what two pieces cost once they are searched around depends on how much is computed again."""
+    """The same; what two pieces cost once they are searched around depends on how much is computed again.
+
+    Whether memory has a part in that is `dear`.
+    """
+
+    def __init__(self, plan: Plan, *, dear: bool) -> None:
+        super().__init__(plan, 1.5)
+        self.dear = dear
 
     def plan(
         self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
@@ -154,20 +161,23 @@ class Keeping(Lacking):
         found = super().plan(traced, math.inf, **options)
         self.asked[-1] = "less", rival_s
         cost_s = 1.6 + 0.05 * len(changed.recompute)
-        return found.but(cost_s=cost_s, bound_s=cost_s) if found and cost_s < rival_s else None
+        free_s = 1.5 if self.dear else cost_s
+        return found.but(cost_s=cost_s, bound_s=cost_s, free_s=free_s) if found and cost_s < rival_s else None
 
 
-@pytest.mark.parametrize("worth", [WORTH, SAME])
+@pytest.mark.parametrize(
+    ("worth", "dear", "further"), [(SAME, False, True), (SAME, True, False), (WORTH, False, False)]
+)
 def test_fewer_pieces_keep_no_less_than_need_be_where_plans_take_a_moment(
-    worth: float, monkeypatch: pytest.MonkeyPatch
+    worth: float, dear: bool, further: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of what takes longer the first plan that fits is taken."""
-    found, planner = best_of(monkeypatch, lambda plan: Keeping(plan, 1.5), worth=worth)
-    again = [rivals for what, rivals in planner.asked if what == "less"]
+    """Of what takes longer the first plan that fits is taken, and where memory makes that dearer."""
+    found, planner = best_of(monkeypatch, lambda plan: Keeping(plan, dear=dear), worth=worth)
+    again = [rival_s for what, rival_s in planner.asked if what == "less"]
     assert found.rewriting.microbatches == 2
     assert found.cost_s == 1.6 + 0.05 * len(found.rewriting.recompute)
-    assert (len(again) > 1) == (worth == SAME)
-    if len(again) > 1:  # beside the first one
+    assert (len(again) > 1) == further
+    if further:  # beside the first one
         assert found.cost_s < again[1] < again[0]
 
 
@@ -306,18 +316,19 @@ def test_pieces_that_lack_least_are_searched_first(
 
 
 @pytest.mark.parametrize(
-    ("rival_s", "costs", "asked"),
+    ("rival_s", "over", "costs", "asked"),
     [
         # The most pieces first; fewer lack more, and may be cheaper yet.
-        (3.0, {2: 2.5, 4: 2.8, 8: 3.0}, [8, 4, 2]),
-        # Where so many are no rival, fewer are not either.
-        (3.0, {2: 2.5, 8: 3.0}, [8, 4]),
+        (3.0, 1.9, {2: 2.5, 4: 2.8, 8: 3.0}, [8, 4, 2]),
+        # Where so many are no rival, fewer are not either; nor is what needs more than twice the memory.
+        (3.0, 1.9, {2: 2.5, 8: 3.0}, [8, 4]),
+        (3.0, 2.1, {2: 2.5, 4: 2.8, 8: 3.0}, [8, 4]),
         # What would hardly be cheaper with more memory is not made to fit into what there is.
-        (1.7, {2: 1.6, 4: 1.65, 8: 3.0}, [8, 2]),
+        (1.7, 1.9, {2: 1.6, 4: 1.65, 8: 3.0}, [8, 2]),
     ],
 )
 def test_pieces_that_lack_much_are_searched_last_where_the_best_plan_is_far_dearer(
-    rival_s: float, costs: dict[int, float], asked: list[int]
+    rival_s: float, over: float, costs: dict[int, float], asked: list[int]
 ) -> None:
     step, args = layered(False)
     traced = trace(step, *args)
@@ -325,9 +336,9 @@ def test_pieces_that_lack_much_are_searched_last_where_the_best_plan_is_far_dear
     planner = Searching(made, costs)
     cut = Pieces(traced, fleet(), cast(Any, planner), lambda: False)
     limits = [device.type.memory_bytes for device in made.fleet.devices]
-    for pieces, over, free_s in ((2, 1.9, 1.0), (4, 1.7, 1.5), (8, 1.05, 2.0)):
+    for pieces, lacks, free_s in ((2, over, 1.0), (4, 1.7, 1.5), (8, 1.05, 2.0)):
         changed = replace(traced, rewriting=Rewriting(microbatches=pieces))
-        taken = tuple([int(over * limit) for limit in limits])
+        taken = tuple([int(lacks * limit) for limit in limits])
         brief = made.but(
             cost_s=free_s, bound_s=free_s, free_s=free_s, memory_bytes=taken, rewriting=changed.rewriting
         )
@@ -335,7 +346,7 @@ def test_pieces_that_lack_much_are_searched_last_where_the_best_plan_is_far_dear
     assert cut.within(math.inf) is not None and planner.asked == [8]
     found = cut.passed(rival_s)
     assert planner.asked == asked
-    assert (None if found is None else found.cost_s) == (costs[asked[-1]] if asked[-1] == 2 else None)
+    assert (None if found is None else found.cost_s) == costs.get(asked[-1])
     assert cut.passed(rival_s) is None, "none is searched for twice"
 
 

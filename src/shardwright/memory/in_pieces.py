@@ -17,6 +17,7 @@ from shardwright.memory.rivals import (
     Planning,
     better,
     cost_of,
+    dearer,
     existing,
     noted,
     overfill,
@@ -261,10 +262,10 @@ class InPieces:
                 its, in_vain = (ladder, unlimited_s(brief)), 0
             elif pieces < found.rewriting.microbatches:
                 in_vain += 1
-        if its is not None and self.found is not None and asked.worth < WORTH:
-            # Plans take a moment: what frees more than need be is not the best yet.
+        if its is not None and asked.worth < WORTH and not dearer(existing(self.found), unasked=False):
+            # Plans take a moment, and this one may free more than need be.
             ladder, free_s = its
-            self.found = better(self.found, ladder.below(self.found, free_s, self.rival_s))
+            self.found = better(self.found, ladder.below(existing(self.found), free_s, self.rival_s))
 
     def _fewer(self) -> Iterator[Plan]:
         """Plans in as many pieces as memory made dearer, the most first, and in fewer than were tried."""
@@ -284,7 +285,7 @@ class InPieces:
     @property
     def _dear(self) -> bool:
         """Whether what was found costs far more than the step does without a limit of memory."""
-        return cost_of(self.found) > OPEN * self._free_s
+        return self.found is None or self.found.cost_s > OPEN * unlimited_s(self.base or self.found)
 
     def _enough(self, free_s: float) -> Plan | None:
         """What was found, or saves traffic beside it, if memory makes it no dearer than so many seconds."""

@@ -36,6 +36,9 @@ _HARDLY = 1.1
 #: need more than so many times it are not, beside others that fit.
 _NEARLY, _FAR_TOO_LARGE = 1.1, 1.5
 
+#: Nor are those that need more than so many times it, whatever the others cost.
+_HOPELESS = 2.0
+
 #: Micro-batches tried at most.
 MOST_PIECES = 64
 
@@ -236,7 +239,7 @@ class Pieces:
             least_s = min(rival_s, cost_of(best))
             if self.late():
                 break
-            if unlimited_s(brief) * OPEN >= least_s:
+            if unlimited_s(brief) * OPEN >= least_s or overfill(brief) > _HOPELESS:
                 continue
             plan = self.planner.plan(step, least_s, baselines=False)
             if plan is None or not plan.fits:
