@@ -38,7 +38,10 @@ class Squeezed:
     def plan(
         self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
     ) -> Plan | None:
-        changed = rewriting_of(traced)
+        return self.of(traced, rewriting_of(traced), rival_s, briefly=briefly)
+
+    def of(self, traced: Traced, changed: Rewriting, rival_s: float, *, briefly: bool) -> Plan | None:
+        """The plan of the step as it was changed."""
         pieces, less = changed.microbatches, bool(changed.recompute)
         self.order.append(changed)
         cost_s = {1: 1.5 if less else 1.0, 2: 2.0, 4: 3.0}.get(pieces, math.inf)
@@ -72,10 +75,7 @@ class Lacking(Squeezed):
         super().__init__(plan)
         self.free_s = free_s
 
-    def plan(
-        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
-    ) -> Plan | None:
-        changed = rewriting_of(traced)
+    def of(self, traced: Traced, changed: Rewriting, rival_s: float, *, briefly: bool) -> Plan | None:
         pieces, less = changed.microbatches, bool(changed.recompute)
         if (pieces == 2 and less) or (pieces < 4 and briefly):
             self.asked += [] if briefly else [("less", rival_s)]
@@ -152,13 +152,10 @@ class Keeping(Lacking):
         super().__init__(plan, 1.5)
         self.dear = dear
 
-    def plan(
-        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
-    ) -> Plan | None:
-        changed = rewriting_of(traced)
+    def of(self, traced: Traced, changed: Rewriting, rival_s: float, *, briefly: bool) -> Plan | None:
         if briefly or changed.microbatches != 2 or not changed.recompute:
-            return super().plan(traced, rival_s, briefly=briefly, **options)
-        found = super().plan(traced, math.inf, **options)
+            return super().of(traced, changed, rival_s, briefly=briefly)
+        found = super().of(traced, changed, math.inf, briefly=False)
         self.asked[-1] = "less", rival_s
         cost_s = 1.6 + 0.05 * len(changed.recompute)
         free_s = 1.5 if self.dear else cost_s
@@ -188,10 +185,7 @@ class Scarce(Squeezed):
         super().__init__(plan)
         self.whole_s = whole_s
 
-    def plan(
-        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
-    ) -> Plan | None:
-        changed = rewriting_of(traced)
+    def of(self, traced: Traced, changed: Rewriting, rival_s: float, *, briefly: bool) -> Plan | None:
         pieces, less = changed.microbatches, bool(changed.recompute)
         self.order.append(changed)
         cost_s, fits = {
@@ -231,10 +225,7 @@ class Descending(Squeezed):
         super().__init__(plan)
         self.costs = costs
 
-    def plan(
-        self, traced: Traced, rival_s: float = math.inf, *, briefly: bool = False, **options: Any
-    ) -> Plan | None:
-        changed = rewriting_of(traced)
+    def of(self, traced: Traced, changed: Rewriting, rival_s: float, *, briefly: bool) -> Plan | None:
         pieces, less = changed.microbatches, bool(changed.recompute)
         if pieces == 1 and less:
             return None
